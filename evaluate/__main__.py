@@ -1,0 +1,146 @@
+"""``python -m evaluate``: zero-shot accuracy of a checkpoint, and a run's report.
+
+Exit codes: 0 done, 1 refused or failed (one sentence on stderr), 2 the command line is wrong.
+"""
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from evaluate.errors import RefusedError
+
+ZERO_SHOT_EXAMPLE = """example:
+  python -m evaluate zero-shot --model tiny-emoji-eq7 --pretrained runs/quickstart/checkpoint.pt \\
+      --dataset emoji --root data/emoji --output runs/quickstart/zero-shot.json
+"""
+REPORT_EXAMPLE = """example:
+  python -m evaluate report --run runs/quickstart --root data/emoji --beside runs/quickstart-softmax
+"""
+
+
+def positive(text: str) -> int:
+    """An argument that is a whole number above 0."""
+    value = int(text)
+    if value <= 0:
+        raise ValueError(text)
+    return value
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(prog="python -m evaluate", description="Evaluate a CLIP checkpoint.")
+    commands = top.add_subparsers(dest="subcommand", required=True)
+
+    zero_shot = commands.add_parser(
+        "zero-shot",
+        help="top-1, top-5 and mean per class by class names alone",
+        description="Zero-shot classification by OpenCLIP's protocol. Writes JSON and prints a table.",
+        epilog=ZERO_SHOT_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    zero_shot.add_argument("--model", required=True, help="a registered model's name")
+    zero_shot.add_argument("--pretrained", required=True, type=Path, metavar="FILE", help="its checkpoint file")
+    zero_shot.add_argument("--dataset", required=True, help="what to measure: emoji")
+    zero_shot.add_argument("--root", required=True, type=Path, metavar="DIR", help="the data set's folder")
+    zero_shot.add_argument("--output", required=True, type=Path, metavar="FILE.json", help="where the result goes")
+    zero_shot.add_argument("--image-size", type=positive, help="pixels a side, if not the model config's")
+    common_arguments(zero_shot)
+
+    report = commands.add_parser(
+        "report",
+        help="one HTML page and result.json from a finished run",
+        description="Reads RUN/settings.json, metrics.jsonl, train.json, checkpoint.pt and zero-shot.json; "
+        "writes RUN/report.html (one file, nothing fetched) and RUN/result.json.",
+        epilog=REPORT_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    report.add_argument("--run", required=True, type=Path, metavar="RUN", help="the run's folder")
+    report.add_argument("--root", required=True, type=Path, metavar="DIR", help="the emoji set's folder")
+    report.add_argument(
+        "--beside", nargs="+", action="extend", type=Path, default=[], metavar="RUN", help="runs to show beside it"
+    )
+    common_arguments(report)
+    return top
+
+
+def common_arguments(command: argparse.ArgumentParser) -> None:
+    """What both subcommands take: where and how many at once."""
+    command.add_argument("--batch-size", type=positive, default=64, help="pictures a forward pass (default 64)")
+    command.add_argument("--device", help="cpu or cuda[:N] (default: cuda if there is one)")
+
+
+def pick_device(name: str | None) -> str:
+    """The device to run on. Raises RefusedError for one that is not there."""
+    import torch
+
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise RefusedError(f"--device {name!r} cannot be used: {reason} Try --device cpu.") from error
+    return name
+
+
+def run_zero_shot(args: argparse.Namespace, argv: Sequence[str]) -> None:
+    """The zero-shot subcommand: all refusals, then the evaluation, then the JSON, then the table."""
+    from data_prep.atomic import write_text
+    from evaluate import result
+    from evaluate.datasets import get_dataset
+    from evaluate.models import load_model
+    from evaluate.zero_shot import evaluate_folders, read_folders
+
+    dataset = get_dataset(args.dataset)
+    result.check_writable(args.output)
+    device = pick_device(args.device)
+    folders = read_folders(dataset, args.root)
+    loaded = load_model(args.model, args.pretrained, device=device, image_size=args.image_size)
+    figures, encoded = evaluate_folders(
+        loaded.model, loaded.tokenizer, loaded.preprocess, dataset, folders, batch_size=args.batch_size, device=device
+    )
+    found = result.zero_shot_result(
+        loaded,
+        dataset,
+        args.root,
+        figures,
+        encoded,
+        batch_size=args.batch_size,
+        device=device,
+        image_size=args.image_size,
+        argv=argv,
+    )
+    write_text(args.output, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    print(result.table(found, dataset))
+    print(f"written: {args.output}")
+
+
+def run_report(args: argparse.Namespace, argv: Sequence[str]) -> None:
+    """The report subcommand."""
+    from evaluate.report import write_report
+
+    written = write_report(
+        args.run, args.root, args.beside, batch_size=args.batch_size, device=pick_device(args.device), argv=argv
+    )
+    for path in written:
+        print(f"written: {path}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; returns the exit code. Command-line mistakes end in SystemExit(2), as argparse does."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    args = parser().parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    try:
+        (run_zero_shot if args.subcommand == "zero-shot" else run_report)(args, argv)
+    except (RefusedError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
