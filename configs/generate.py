@@ -1,0 +1,84 @@
+"""Writes configs/models from OpenCLIP's own model configs: only the attention differs.
+
+    python configs/generate.py            # write
+    python configs/generate.py --check    # exit 1 if a file differs from what would be written
+
+Cost: none to speak of. tests/test_configs.py runs the check.
+"""
+
+import argparse
+import copy
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from open_clip.factory import get_model_config
+
+MODELS = Path(__file__).parent / "models"
+
+# Suffix of a model's name → the attention spec its vision tower gets.
+SPECS = {
+    "softmax": "softmax",
+    "eq4": "eq4",
+    "eq7": "eq7",
+    "eq7mean": "eq7:scale=mean",
+    "sema": "sema",
+    "inline": "inline",
+}
+
+# The quickstart's model also comes with the learned gain, and with Eq. 4 at Eq. 7's size: the control without
+# which the two cannot be compared.
+TINY_SPECS = SPECS | {
+    "eq4half": "eq4:gain=half_n",
+    "eq7learned": "eq7:scale=learned",
+    "sema": "sema:window=4",
+}
+
+TINY: dict[str, Any] = {
+    "embed_dim": 192,
+    "vision_cfg": {"image_size": 64, "layers": 6, "width": 192, "head_width": 32, "patch_size": 8},
+    "text_cfg": {"context_length": 24, "vocab_size": 49408, "width": 192, "heads": 6, "layers": 3},
+}
+
+
+def with_attention(base: dict[str, Any], spec: str) -> dict[str, Any]:
+    config = copy.deepcopy(base)
+    config["vision_cfg"]["block_type"] = spec
+    return config
+
+
+def generate() -> dict[str, dict[str, Any]]:
+    """Every model config by name."""
+    configs = {}
+    for base in ("ViT-S-16", "ViT-B-16", "ViT-L-16"):
+        for suffix, spec in SPECS.items():
+            configs[f"{base}-{suffix}"] = with_attention(get_model_config(base), spec)
+    for suffix, spec in TINY_SPECS.items():
+        configs[f"tiny-emoji-{suffix}"] = with_attention(TINY, spec)
+    return configs
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="Write configs/models from OpenCLIP's own model configs.",
+        epilog="example: python configs/generate.py --check",
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file differs")
+    check = parser.parse_args().check
+    wanted = {MODELS / f"{name}.json": json.dumps(config, indent=4) + "\n" for name, config in generate().items()}
+    stale = [path for path in MODELS.glob("*.json") if path not in wanted]
+    changed = [path for path, text in wanted.items() if not path.is_file() or path.read_text() != text]
+    for path in sorted(stale + changed):
+        print(f"{'differs' if check else 'removed' if path in stale else 'written'}: {path.name}")
+    if check:
+        return 1 if stale or changed else 0
+    for path in stale:
+        path.unlink()
+    for path in changed:
+        path.write_text(wanted[path])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Where the attention kinds meet OpenCLIP's towers."""

@@ -1,0 +1,1 @@
+"""Contrastive pretraining of OpenCLIP models on webdataset shards: `python -m training --help`."""

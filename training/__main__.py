@@ -1,0 +1,35 @@
+"""`python -m training` and `torchrun -m training`: settings from a recipe and options, then the loop."""
+
+import shlex
+import sys
+
+import open_clip_linear  # noqa: F401  (registers the models that --model may name)
+from data_prep.errors import DataError as ShardError
+from training import settings
+from training.data import DataError
+from training.distributed import join
+from training.train import TrainingError, train
+
+
+def main() -> int:
+    """Exit code 0 when trained, 1 when the run could not start or go on, 2 for a wrong command line."""
+    arguments = settings.parser().parse_args()
+    command = "python -m training " + shlex.join(sys.argv[1:])
+    try:
+        resolved = settings.resolve(arguments)
+        with join() as world:
+            train(resolved, world, command)
+    except settings.SettingsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (DataError, ShardError, TrainingError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; nothing was saved", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
