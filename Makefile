@@ -1,0 +1,57 @@
+# The whole project in two commands: `make quickstart` and `make test`. Every line can be given by hand as well:
+# `make -n quickstart` prints them. A stage whose output is there is not repeated; remove the output to repeat it.
+
+# The first Python of 3.11 or newer; where there is none, python3 says what is wrong with it.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && exit; \
+	done; echo python3)
+# The environment that bootstrap.py makes.
+PY := .venv/bin/python
+
+# What quickstart trains, and where it leaves the run: another model of the family gets a folder of its own.
+BEST := tiny-emoji-eq7mean
+MODEL ?= $(BEST)
+RUN ?= runs/quickstart$(if $(filter-out $(BEST),$(MODEL)),-$(MODEL:tiny-emoji-%=%))
+DATA := data/emoji
+
+.PHONY: help setup quickstart test lint setup-quickstart
+
+help:
+	@echo 'make quickstart  set up, build the emoji set, train, evaluate, and leave a report to look at'
+	@echo 'make test        set up, then the linter, the type checker and all tests, slow ones too'
+	@echo 'make lint        set up, then the linter and the type checker alone'
+	@echo 'make setup       make .venv with what the others need, or add to it what is missing'
+	@echo
+	@echo 'Variables: PYTHON=python3.12 (the interpreter), MODEL=tiny-emoji-softmax (what quickstart trains),'
+	@echo 'RUN=runs/NAME (where its output goes; $(RUN) unless given)'
+
+setup:
+	"$(PYTHON)" bootstrap.py --extras quickstart,test
+
+quickstart: $(RUN)/report.html
+	@echo 'The report: $(RUN)/report.html'
+
+test: lint
+	$(PY) -m pytest
+
+lint: | setup
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+setup-quickstart:
+	"$(PYTHON)" bootstrap.py --extras quickstart
+
+# Each output with the line that makes it. The checkpoint asks for the data, whatever its age: a finished training
+# is repeated only when its folder was removed.
+$(DATA)/README.md: | setup-quickstart
+	$(PY) -m data_prep emoji --output $(DATA)
+
+$(RUN)/checkpoint.pt: | $(DATA)/README.md
+	$(PY) -m training --config configs/training/quickstart.toml --model $(MODEL) --output $(RUN)
+
+$(RUN)/zero-shot.json: $(RUN)/checkpoint.pt
+	$(PY) -m evaluate zero-shot --model $(MODEL) --pretrained $(RUN)/checkpoint.pt \
+		--dataset emoji --root $(DATA) --output $(RUN)/zero-shot.json
+
+$(RUN)/report.html: $(RUN)/zero-shot.json
+	$(PY) -m evaluate report --run $(RUN) --root $(DATA)
