@@ -90,7 +90,7 @@ def line_chart(
         f'<svg class="chart {css}" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
         f'aria-label="{escape(description)}">'
     ]
-    for y in nice_ticks(y_low, y_high, 5):
+    for y in nice_ticks(y_low, y_high, 6):
         parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{py(y):.1f}" y2="{py(y):.1f}"/>')
         parts.append(f'<text class="tick" x="{left - 8}" y="{py(y) + 4:.1f}" text-anchor="end">{label_of(y)}</text>')
     for x in nice_ticks(x_low, x_high, max(2, width // 110)):
@@ -110,20 +110,20 @@ def line_chart(
         shown = thin(curve)
         parts.append(path(shown.xs, shown.ys, f"raw s{i}"))
     for i, curve in enumerate(curves):
-        average = thin(Curve(curve.name, curve.xs, smooth(curve.ys, max(3, len(curve.ys) // 25))))
+        average = thin(Curve(curve.name, curve.xs, smooth(curve.ys, max(5, len(curve.ys) // 20))))
         parts.append(path(average.xs, average.ys, f"line s{i}"))
     return "".join([*parts, "</svg>"])
 
 
-def bar(value: float, top: float, *, css: str, description: str, chance: float | None = None) -> str:
-    """A horizontal bar as wide as its container, ``value`` of ``top`` filled, with a mark at ``chance``."""
+def bar(top1: float, top5: float, scale: float, *, css: str, description: str) -> str:
+    """A horizontal bar as wide as its container: ``top1`` solid over ``top5`` pale, full at ``scale`` percent."""
 
-    def share(x: float) -> float:
-        return 100.0 * min(1.0, max(0.0, x / top)) if top > 0 else 0.0
+    def share(value: float) -> float:
+        return 100.0 * min(1.0, max(0.0, value / scale))
 
-    mark = "" if chance is None else f'<rect class="chance" x="{share(chance):.2f}%" y="0" width="2" height="14"/>'
     return (
-        f'<svg class="bar" width="100%" height="14" role="img" aria-label="{escape(description)}">'
-        f'<rect class="track" width="100%" height="10" y="2" rx="2"/>'
-        f'<rect class="fill {css}" width="{share(value):.2f}%" height="10" y="2" rx="2"/>{mark}</svg>'
+        f'<svg class="bar" width="100%" height="10" role="img" aria-label="{escape(description)}">'
+        f'<rect class="track" width="100%" height="10" rx="2"/>'
+        f'<rect class="fill pale {css}" width="{share(top5):.2f}%" height="10" rx="2"/>'
+        f'<rect class="fill {css}" width="{share(top1):.2f}%" height="10" rx="2"/></svg>'
     )

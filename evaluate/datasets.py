@@ -24,6 +24,7 @@ class EvalSet:
     title: str  # for people
     folder: str  # under the data set's root
     flags: bool = True  # False: neither pictures nor classes whose ``flag`` is true
+    about: str = ""  # what a reader has to know of it, a sentence
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,25 @@ EMOJI = Dataset(
     name="emoji",
     templates=PLAIN_NAME,
     sets=(
-        EvalSet("heldout_vendor", "Held-out vendor", "heldout-vendor"),
-        # Flags look alike across vendors, hence the second figure.
-        EvalSet("heldout_vendor_noflags", "Held-out vendor, no flags", "heldout-vendor", flags=False),
-        EvalSet("heldout_concepts", "Held-out concepts", "heldout-concepts"),
+        EvalSet(
+            "heldout_vendor",
+            "Held-out vendor",
+            "heldout-vendor",
+            about="Concepts known from other vendors, drawn by one that is not in the training set.",
+        ),
+        EvalSet(
+            "heldout_vendor_noflags",
+            "Held-out vendor, no flags",
+            "heldout-vendor",
+            flags=False,
+            about="The same without flags, which look alike across vendors.",
+        ),
+        EvalSet(
+            "heldout_concepts",
+            "Held-out concepts",
+            "heldout-concepts",
+            about="No picture of them is in the training set, from any vendor; siblings (woman for man) may be.",
+        ),
     ),
 )
 

@@ -42,6 +42,7 @@ class Sample:
     image: bytes
     label: int  # place in the folder's classes
     vendor: str
+    credit: str  # vendor, licence and package, as far as the sample gives them
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,9 @@ def label(shard: Path, raw: dict[str, bytes], index: dict[str, int]) -> Sample:
         raise RefusedError(f"{shard}: sample {key!r}.json gives no concept and vendor ({reason}). {BUILD}") from error
     if concept not in index:
         raise RefusedError(f"{shard}: sample {key!r} is of concept {concept!r}, which is not in {CLASSES}. {BUILD}")
-    return Sample(shard.name, key, raw["png"], index[concept], vendor)
+    terms = [str(described[name]) for name in ("license", "package") if described.get(name)]
+    credit = f"{vendor} ({', '.join(terms)})" if terms else vendor
+    return Sample(shard.name, key, raw["png"], index[concept], vendor, credit)
 
 
 def refuse_empty_classes(path: Path, classes: list[ClassEntry], samples: list[Sample]) -> None:
