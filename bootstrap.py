@@ -61,7 +61,7 @@ SYMPTOMS = (
     ),
     (
         r"No matching distribution found|Could not find a version|requires a different Python",
-        "a package that the registry does not have for this Python and platform",
+        "a package that no registry asked has for this Python and platform (or none answered)",
         "The lines above name it; another Python may do: remove .venv and give make PYTHON=python3.12.",
     ),
     (
