@@ -1,0 +1,1 @@
+"""The embedded real data set: emoji artwork by several artists with the names Unicode gives it."""
