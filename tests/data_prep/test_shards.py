@@ -73,9 +73,10 @@ def test_unusable_members(tmp_path: Path, members: dict[str, bytes], complaint: 
 
 
 def test_repeated_key(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="'a' was written twice"), ShardWriter(tmp_path / "a.tar") as writer:
+    with ShardWriter(tmp_path / "a.tar") as writer:
         writer.write("a", {"txt": b""})
-        writer.write("a", {"txt": b""})
+        with pytest.raises(DataError, match="'a' was written twice"):
+            writer.write("a", {"txt": b""})
 
 
 @pytest.mark.parametrize(
