@@ -91,12 +91,14 @@ def run_zero_shot(args: argparse.Namespace, argv: Sequence[str]) -> None:
     from data_prep.atomic import write_text
     from evaluate import result
     from evaluate.datasets import get_dataset
-    from evaluate.models import load_model
+    from evaluate.models import check_checkpoint, load_model, model_config
     from evaluate.zero_shot import evaluate_folders, read_folders
 
     dataset = get_dataset(args.dataset)
     result.check_writable(args.output)
     device = pick_device(args.device)
+    model_config(args.model)  # a misspelled name or path is cheap to find; the data is not cheap to read
+    check_checkpoint(args.pretrained)
     folders = read_folders(dataset, args.root)
     loaded = load_model(args.model, args.pretrained, device=device, image_size=args.image_size)
     figures, encoded = evaluate_folders(

@@ -67,6 +67,15 @@ def model_config(name: str) -> dict[str, Any]:
     return config
 
 
+def check_checkpoint(checkpoint: Path) -> None:
+    """Raise RefusedError unless the file is there."""
+    if not checkpoint.is_file():
+        found = "a folder" if checkpoint.is_dir() else "nothing"
+        raise RefusedError(
+            f"--pretrained {checkpoint}: found {found}. Give a checkpoint file, for example RUN/checkpoint.pt."
+        )
+
+
 def load_model(
     name: str, checkpoint: Path, *, device: torch.device | str = "cpu", image_size: int | None = None
 ) -> LoadedModel:
@@ -75,11 +84,7 @@ def load_model(
     Raises RefusedError for an unknown model, a missing file, a file that is no checkpoint, or another model's weights.
     """
     config = model_config(name)
-    if not checkpoint.is_file():
-        found = "a folder" if checkpoint.is_dir() else "nothing"
-        raise RefusedError(
-            f"--pretrained {checkpoint}: found {found}. Give a checkpoint file, for example RUN/checkpoint.pt."
-        )
+    check_checkpoint(checkpoint)
     try:
         # The absolute path can never be taken for one of OpenCLIP's download tags.
         model, _, preprocess = open_clip.create_model_and_transforms(

@@ -39,7 +39,7 @@ def summary(run: Run, others: Sequence[Run]) -> str:
     vendor, concepts = results["heldout_vendor"], results["heldout_concepts"]
     beside = "".join(
         f" Beside it, {escape(other.model)} with {escape(str(other.zero_shot['kind']))} attention names "
-        f"{figure(other.zero_shot['results']['heldout_vendor']['top1'])} % of the held-out vendor’s pictures."
+        f"{figure(other.zero_shot['results']['heldout_vendor']['top1'])}&nbsp;% of the held-out vendor’s pictures."
         for other in others
     )
     minutes = train["train_minutes"]
@@ -49,10 +49,11 @@ def summary(run: Run, others: Sequence[Run]) -> str:
         f"<strong>{escape(str(run.zero_shot['kind']))}</strong> attention in its vision tower, trained for {took} "
         f"({train['steps']:,} steps, {train['samples_seen']:,} pictures with their names). Shown emoji of a vendor "
         f"whose drawings it has never seen, it picks the right one of {vendor['classes']:,} names for "
-        f"<strong>{figure(vendor['top1'])} %</strong>, and has it among its first five for "
-        f"<strong>{figure(vendor['top5'])} %</strong>. Guessing at random gives {figure(vendor['chance'])} %. For "
-        f"{concepts['classes']:,} concepts it was never shown by anyone, it names {figure(concepts['top1'])} % "
-        f"(at random: {figure(concepts['chance'])} %).{beside}"
+        f"<strong>{figure(vendor['top1'])}&nbsp;%</strong>, and has it among its first five for "
+        f"<strong>{figure(vendor['top5'])}&nbsp;%</strong>. Guessing at random gives "
+        f"{figure(vendor['chance'])}&nbsp;%. For {concepts['classes']:,} concepts of which no picture by anyone was in "
+        f"the training set, it names {figure(concepts['top1'])}&nbsp;% (at random: "
+        f"{figure(concepts['chance'])}&nbsp;%).{beside}"
     )
 
 
@@ -95,8 +96,8 @@ def accuracy(runs: Sequence[Run], labels: Sequence[str], dataset: Dataset, said:
             f'<td class="number">{figure(five)}</td><td class="number">{figure(chance)}</td></tr></tbody>'
         )
     return (
-        '<p class="note">Percent right, by class names alone. Under top-1: its 95 % interval (Wilson). Per class: the '
-        f"mean over classes. Bars: top-1 solid, top-5 pale; a full bar is {scale:.0f} %.</p>"
+        '<p class="note">Percent right, by class names alone. Under top-1: its 95&nbsp;% interval (Wilson). Per class: '
+        f"the mean over classes. Bars: top-1 solid, top-5 pale; a full bar is {scale:.0f}&nbsp;%.</p>"
         '<table class="accuracy"><thead><tr><th scope="col">Run</th><th scope="col" class="number">Top-1</th>'
         '<th scope="col" class="number">Top-5</th><th scope="col" class="number">Per class</th></tr></thead>'
         f"{''.join(bodies)}</table>{vendors(runs[0], dataset)}"

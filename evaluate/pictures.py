@@ -52,9 +52,9 @@ def found(retrievals: Sequence[Retrieval], hits: int, encoded: Encoded) -> str:
     return (
         f'<p class="note">For each caption the {len(retrievals[0].pictures)} nearest of {len(encoded.samples):,} '
         "pictures of the held-out vendor, nearest first; a right one has a check mark. A right picture is among them "
-        f"for {hits:,} of {total:,} captions ({figure(100 * hits / total)} %). Shown are {shown_hits} captions where "
-        f"it is and {len(retrievals) - shown_hits} where it is not, chosen by rule and not by eye: the first in the "
-        "order of a hash of their code, one from each group in turn.</p>"
+        f"for {hits:,} of {total:,} captions ({figure(100 * hits / total)}&nbsp;%). Shown are {shown_hits} captions "
+        f"where it is and {len(retrievals) - shown_hits} where it is not, chosen by rule and not by eye: the first in "
+        "the order of a hash of their code, one from each group in turn.</p>"
         f'<ul class="found">{"".join(items)}</ul>'
     )
 
@@ -86,7 +86,7 @@ def guess_card(card: Guess, encoded: Encoded) -> str:
     if truth not in card.names:
         below = (
             f'<p class="where">The true name is number {card.true_rank:,}, '
-            f"at {figure(100 * card.true_probability)} %.</p>"
+            f"at {figure(100 * card.true_probability)}&nbsp;%.</p>"
         )
     return (
         f"<li>{picture(encoded, card.picture)}<div><h3>{escape(names[truth])} {verdict}</h3>"
@@ -99,7 +99,7 @@ def guess_line(name: str, probability: float, true: bool) -> str:
     css = ' class="true"' if true else ""
     return (
         f'<li{css}><span class="name" title="{escape(name)}">{escape(name)}</span>'
-        f'<span class="probability">{figure(100 * probability)} %</span>'
+        f'<span class="probability">{figure(100 * probability)}&nbsp;%</span>'
         '<svg class="strip" width="100%" height="4" aria-hidden="true">'
         '<rect class="track" width="100%" height="4" rx="2"/>'
         f'<rect class="fill{" true" if true else ""}" width="{100 * probability:.2f}%" height="4" rx="2"/></svg></li>'

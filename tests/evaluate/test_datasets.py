@@ -1,0 +1,27 @@
+"""The declarative entries."""
+
+import pytest
+
+from evaluate.datasets import DATASETS, EMOJI, get_dataset
+from evaluate.errors import RefusedError, nearest
+
+
+def test_every_template_takes_exactly_the_name() -> None:
+    for dataset in DATASETS.values():
+        for text in dataset.templates.texts:
+            assert text.format("a name").count("a name") == 1
+
+
+def test_set_names_are_those_of_the_result() -> None:
+    assert [s.name for s in EMOJI.sets] == ["heldout_vendor", "heldout_vendor_noflags", "heldout_concepts"]
+    assert EMOJI.folders == ("heldout-vendor", "heldout-concepts")
+
+
+def test_unknown_dataset_names_the_nearest() -> None:
+    with pytest.raises(RefusedError, match=r"'emojis' is not known. Nearest: emoji"):
+        get_dataset("emojis")
+
+
+def test_nearest_lists_what_is_known_when_nothing_is_near() -> None:
+    assert nearest("zzz", ["emoji"]) == "Known: emoji."
+    assert nearest("zzz", []) == "None is known."
