@@ -5,8 +5,9 @@ Cost on a CPU: about 0.5 ms a picture at 64 px, most of it decoding and augmenta
 
 Two ways to share an epoch among processes and workers:
 - by shard (the default): each reads its own shards, as for LAION-scale sets;
-- by the value of `unique_key` (small sets): each reads all shards and keeps the samples whose value falls to it, so
-  that no two samples of a global batch share a value.
+- by the value of `unique_key` (small sets): each reads all shards and keeps its own samples. A value belongs to one
+  process for the whole run, so that no two samples of a global batch share a value; the workers of a process deal
+  its samples among themselves anew each epoch.
 """
 
 import hashlib
@@ -35,11 +36,19 @@ class DataError(RuntimeError):
     """Training data that cannot be read or that ran empty; the message names the shard or sample."""
 
 
-def unique_batches(samples: Iterable[Sample], size: int, value: Callable[[Sample], str]) -> Iterator[list[Sample]]:
+def unique_batches(
+    samples: Iterable[Sample], size: int, value: Callable[[Sample], str], patience: int
+) -> Iterator[list[Sample]]:
     """Group a stream into batches in which each value occurs once; what does not fit waits for the next batch.
 
-    Nothing is lost or doubled: what the batches leave over stays in front of the queue. The last batch may be
-    short of `size`; several short ones follow where the leftovers share values.
+    Nothing is lost or doubled: what a batch leaves over comes first in the next. At the end of the stream the
+    last batches may be short of `size`.
+
+    Args:
+        patience: how many samples may be passed over while one batch fills.
+
+    Raises:
+        DataError: patience ran out; the stream has fewer distinct values than `size`.
     """
     stream = iter(samples)
     waiting: deque[Sample] = deque()
@@ -54,6 +63,11 @@ def unique_batches(samples: Iterable[Sample], size: int, value: Callable[[Sample
             key = value(sample)
             if key in taken:
                 again.append(sample)
+                if len(again) > patience:
+                    raise DataError(
+                        f"a batch of {size} needs as many distinct values of the unique key, but {patience} samples "
+                        f"gave only {len(taken)}; use a batch_size of at most that, fewer workers or fewer processes"
+                    )
             else:
                 taken.add(key)
                 batch.append(sample)
@@ -63,9 +77,9 @@ def unique_batches(samples: Iterable[Sample], size: int, value: Callable[[Sample
         yield batch
 
 
-def share_of(value: str, epoch: int, seed: int, shares: int) -> int:
-    """Which of `shares` equal parts a value falls to in this epoch; dealt anew each epoch."""
-    digest = hashlib.blake2b(f"{seed}/{epoch}/{value}".encode(), digest_size=8).digest()
+def share_of(text: str, shares: int) -> int:
+    """Which of `shares` equal parts a text falls to, 0 to shares-1; the same on every machine."""
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % shares
 
 
@@ -112,54 +126,63 @@ class ShardBatches(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        reader, readers = self.rank * workers + worker, self.world * workers
         # Augmentation draws from both generators; every reader gets its own stream.
-        torch.manual_seed(self.settings.seed * 100_003 + reader)
-        random.seed(self.settings.seed * 100_003 + reader)
-        samples = self._samples(reader, readers)
-        unique_key = self.settings.unique_key
-        value = (lambda s: str(s["json"][unique_key])) if unique_key else (lambda s: str(s["__key__"]))
-        for batch in unique_batches(samples, self.settings.batch_size, value):
+        stream_seed = self.settings.seed * 100_003 + self.rank * workers + worker
+        torch.manual_seed(stream_seed)
+        random.seed(stream_seed)
+        samples = self._endless(worker, workers)
+        # Two epochs hold every value at least once wherever they start.
+        for batch in unique_batches(samples, self.settings.batch_size, self._value, patience=2 * self.samples):
             yield self._collate(batch)
 
-    def _samples(self, reader: int, readers: int) -> Iterator[Sample]:
-        """This reader's samples, epoch after epoch, shuffled."""
+    def _endless(self, worker: int, workers: int) -> Iterator[Sample]:
+        """One worker's samples, epoch after epoch."""
         for epoch in count():
-            order = random.Random(f"{self.settings.seed}/{epoch}")
-            urls = [str(self.folder / entry.shard) for entry in self.entries]
-            order.shuffle(urls)
-            unique_key = self.settings.unique_key
-            if not unique_key:
-                urls = urls[reader::readers]
-            stream = webdataset.SimpleShardList(urls)
-            stages: list[Any] = [stream, webdataset.tarfile_to_samples(handler=webdataset.reraise_exception)]
-            if unique_key:
-                stages.append(webdataset.select(lambda s, e=epoch: self._is_mine(s, e, reader, readers)))
-            stages.append(
-                webdataset.shuffle(
-                    self.settings.shuffle_buffer,
-                    initial=self.settings.shuffle_buffer,
-                    rng=random.Random(f"{self.settings.seed}/{epoch}/{reader}"),
-                )
-            )
             found = 0
-            for sample in webdataset.DataPipeline(*stages):
+            for sample in self.epoch(epoch, worker, workers):
                 found += 1
                 yield sample
             if not found:
                 raise DataError(
-                    f"{self.folder}: reader {reader} of {readers} found no sample in epoch {epoch} "
-                    f"(shards {', '.join(Path(u).name for u in urls[:5])}); nothing would ever be trained"
+                    f"{self.folder}: worker {worker} of process {self.rank} found no sample in epoch {epoch}, so "
+                    "nothing would ever be trained; use fewer workers or processes"
                 )
 
-    def _is_mine(self, sample: Sample, epoch: int, reader: int, readers: int) -> bool:
-        sample["json"] = json.loads(sample["json"])
-        value = sample["json"].get(self.settings.unique_key)
+    def epoch(self, epoch: int, worker: int, workers: int) -> Iterator[Sample]:
+        """One worker's part of an epoch, shuffled; all workers of all processes together see each sample once."""
+        seed, unique_key, buffer = self.settings.seed, self.settings.unique_key, self.settings.shuffle_buffer
+        reader, readers = self.rank * workers + worker, self.world * workers
+        urls = [str(self.folder / entry.shard) for entry in self.entries]
+        random.Random(f"{seed}/{epoch}").shuffle(urls)
+        if not unique_key:
+            urls = urls[reader::readers]
+        stages: list[Any] = [
+            webdataset.SimpleShardList(urls),
+            webdataset.tarfile_to_samples(handler=webdataset.reraise_exception),
+        ]
+        if unique_key:
+
+            def is_mine(sample: Sample) -> bool:
+                value = self._value(sample)
+                if share_of(f"{seed}/{value}", self.world) != self.rank:
+                    return False
+                return share_of(f"{seed}/{epoch}/{sample['__key__']}", workers) == worker
+
+            stages.append(webdataset.select(is_mine))
+        rng = random.Random(f"{seed}/{epoch}/{reader}")
+        stages.append(webdataset.shuffle(buffer, initial=buffer, rng=rng))
+        return iter(webdataset.DataPipeline(*stages))
+
+    def _value(self, sample: Sample) -> str:
+        """What no two samples of a batch may share: the unique key's value, or the sample's own key."""
+        if not self.settings.unique_key:
+            return str(sample["__key__"])
+        value = json.loads(sample["json"]).get(self.settings.unique_key)
         if value is None:
             raise DataError(
                 f"{sample['__url__']}: sample {sample['__key__']} has no JSON field {self.settings.unique_key!r}"
             )
-        return share_of(str(value), epoch, self.settings.seed, readers) == reader
+        return str(value)
 
     def _collate(self, batch: list[Sample]) -> Batch:
         images = torch.stack([self.preprocess(self._image(sample)) for sample in batch])

@@ -45,7 +45,7 @@ class Settings:
     eps: float = _setting(1e-6, "AdamW's epsilon", least=0)
     warmup: int = _setting(100, "steps of linear warm-up, of the total", least=0)
     grad_clip_norm: float = _setting(0.0, "clip the gradient's norm to this; 0 does not clip", least=0)
-    precision: str = _setting("auto", "auto: amp_bf16 where the hardware computes in bf16, else fp32", allowed=PRECISIONS)
+    precision: str = _setting("auto", "auto is amp_bf16 where the hardware has bf16, else fp32", allowed=PRECISIONS)
     workers: int = _setting(1, "data-loading processes per training process", least=0)
     seed: int = _setting(0, "seed of weights, sample order and augmentation", least=0)
     shuffle_buffer: int = _setting(5000, "samples held back for shuffling, per worker", least=1)

@@ -11,12 +11,11 @@ import io
 import json
 import math
 import platform
-import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import open_clip
 import timm
@@ -25,12 +24,12 @@ import webdataset
 from open_clip.loss import ClipLoss
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from tqdm import tqdm
 
 import open_clip_linear
 from data_prep import atomic
 from training.data import ShardBatches, loader
 from training.distributed import World
+from training.log import RunLog
 from training.settings import Settings, SettingsError
 
 
@@ -67,7 +66,8 @@ def learning_rate(step: int, settings: Settings) -> float:
 
 def parameter_groups(model: nn.Module, wd: float) -> list[dict[str, Any]]:
     """OpenCLIP's two groups: no weight decay for vectors, norms, biases and the logit scale."""
-    decayed, free = [], []
+    decayed: list[nn.Parameter] = []
+    free: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -105,24 +105,19 @@ def train(settings: Settings, world: World, command: str) -> None:
     )
     # Gathering with gradients is the only form whose gradients equal those of one process on the joint batch.
     loss_of = ClipLoss(gather_with_grad=True, rank=world.rank, world_size=world.size)
-
-    metrics = None
-    if world.is_first:
-        output.mkdir(parents=True, exist_ok=True)
-        resolved = asdict(settings) | {"precision": precision, "world_size": world.size, "command": command}
-        atomic.write_text(output / "settings.json", json.dumps(resolved, indent=2) + "\n")
-        metrics = open(output / "metrics.jsonl", "w", encoding="utf-8")
-        print(
-            f"{settings.model}: {sum(p.numel() for p in model.parameters()):,} parameters, {dataset.samples:,} samples "
-            f"in {len(dataset.entries)} shards, {settings.steps} steps of {settings.batch_size} x {world.size}, "
-            f"{precision} on {world.device}",
-            flush=True,
+    log = RunLog(output, settings.steps) if world.is_first else None
+    parameters = sum(p.numel() for p in model.parameters())
+    facts = {"precision": precision, "world_size": world.size, "command": command, "versions": versions()}
+    if log:
+        log.start(
+            asdict(settings) | facts,
+            f"{settings.model}: {parameters:,} parameters, {dataset.samples:,} samples in {len(dataset.entries)} "
+            f"shards, {settings.steps} steps of {settings.batch_size} x {world.size}, {precision} on {world.device}",
         )
-    progress = tqdm(total=settings.steps, unit="step", disable=not (world.is_first and sys.stderr.isatty()))
 
     # --- steps ----------------------------------------------------------------------------------------------------
     model.train()
-    started, samples_seen, row = time.monotonic(), 0, {}
+    samples_seen, started = 0, time.monotonic()
     for step in range(settings.steps):
         lr = learning_rate(step, settings)
         for group in optimizer.param_groups:
@@ -130,8 +125,7 @@ def train(settings: Settings, world: World, command: str) -> None:
         images, texts = (part.to(world.device, non_blocking=True) for part in next(batches))
 
         with autocast(precision, world.device):
-            features = replica(images, texts)
-            loss = loss_of(**features)
+            loss = loss_of(**replica(images, texts))
         optimizer.zero_grad()
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), settings.grad_clip_norm or math.inf)
@@ -145,8 +139,7 @@ def train(settings: Settings, world: World, command: str) -> None:
             model.logit_scale.clamp_(0, math.log(100))  # OpenCLIP's bound on the temperature
 
         samples_seen += len(images) * world.size
-        progress.update()
-        if metrics and (step % settings.log_every_n_steps == 0 or step == settings.steps - 1):
+        if log:
             seconds = time.monotonic() - started
             row = {
                 "step": step + 1,
@@ -158,40 +151,24 @@ def train(settings: Settings, world: World, command: str) -> None:
                 "images_per_s": samples_seen / seconds,
                 "seconds": seconds,
             }
-            _report(row, metrics, progress, settings.steps)
-    progress.close()
+            log.step(row, write=step % settings.log_every_n_steps == 0 or step == settings.steps - 1)
 
     # --- results --------------------------------------------------------------------------------------------------
-    if metrics:
-        metrics.close()
+    if log:
+        log.close()
         summary = {
             "model": settings.model,
             "steps": settings.steps,
             "train_minutes": row["seconds"] / 60,
             "images_per_s": row["images_per_s"],
-            "parameters": sum(p.numel() for p in model.parameters()),
+            "parameters": parameters,
             "samples_seen": samples_seen,
             "final_loss": row["loss"],
-            "world_size": world.size,
-            "precision": precision,
-            "command": command,
-            "versions": versions(),
         }
         # The summary goes first: a checkpoint is what marks a run as finished.
-        atomic.write_text(output / "train.json", json.dumps(summary, indent=2) + "\n")
+        atomic.write_text(output / "train.json", json.dumps(summary | facts, indent=2) + "\n")
         save_checkpoint(output / "checkpoint.pt", model, settings)
-        print(f"trained {settings.steps} steps in {summary['train_minutes']:.1f} minutes: {output / 'checkpoint.pt'}")
-
-
-def _report(row: dict[str, Any], metrics: TextIO, progress: tqdm, steps: int) -> None:
-    """One line into metrics.jsonl, and on the bar or, where there is none, as a plain line."""
-    metrics.write(json.dumps(row) + "\n")
-    metrics.flush()
-    text = f"loss {row['loss']:.3f}  {row['images_per_s']:.0f} images/s"
-    if progress.disable:
-        print(f"step {row['step']}/{steps}  {text}  lr {row['lr']:.2e}", flush=True)
-    else:
-        progress.set_postfix_str(text)
+        print(f"trained {settings.steps} steps in {row['seconds'] / 60:.1f} minutes: {output / 'checkpoint.pt'}")
 
 
 def versions() -> dict[str, str]:

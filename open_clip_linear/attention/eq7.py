@@ -50,11 +50,8 @@ class Eq7(Attention):
     def __init__(self, dim: int, num_heads: int, layout: TokenLayout, scale: str, init: str) -> None:
         super().__init__(dim, num_heads, layout)
         self.mean = scale != "half"
-        if scale == "learned":
-            start = math.log(layout.tokens) if init == "literal" else 0.0
-            self.log_gain = nn.Parameter(torch.full((num_heads,), start))
-        else:
-            self.log_gain = None
+        start = math.log(layout.tokens) if init == "literal" else 0.0
+        self.log_gain = nn.Parameter(torch.full((num_heads,), start)) if scale == "learned" else None
 
     @classmethod
     def check(cls, layout: TokenLayout, **options: Value) -> None:

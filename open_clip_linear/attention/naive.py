@@ -23,11 +23,9 @@ def eq4(q: Tensor, k: Tensor, v: Tensor, norm: str = "on", gain: str = "one") ->
     N = q.shape[-2]
     weights = 1 + q @ k.mT
     d = weights.sum(-1, keepdim=True) / N
-    if norm == "on":
-        d = d.clamp(min=1e-6)
-    else:
-        d = torch.where(d < 0, -1.0, 1.0) * d.abs().clamp(min=1e-6)
-    o = (weights @ v / N) / d
+    sign = torch.where(d < 0, -1.0, 1.0) if norm == "off" else 1.0
+    size = d.abs() if norm == "off" else d
+    o = (weights @ v / N) / (sign * size.clamp(min=1e-6))
     return o * N / 2 if gain == "half_n" else o
 
 
@@ -71,8 +69,8 @@ def sema(
             else:
                 # The window as the whole world of Eq. 4 or Eq. 7: weights over its own keys only.
                 weights = 1 + unit(qi) @ unit(kw).mT
-                total = weights.sum(-1, keepdim=True) if local == "eq4" else 2.0 * len(keys)
                 if local == "eq4":
-                    total = (total / len(keys)).clamp(min=1e-6) * len(keys)
-                rows.append(weights @ vw / total)
+                    rows.append(weights @ vw / len(keys) / weights.mean(-1, keepdim=True).clamp(min=1e-6))
+                else:
+                    rows.append(weights @ vw / (2 * len(keys)))
     return torch.cat(rows, dim=2) + v.mean(-2, keepdim=True)

@@ -1,7 +1,7 @@
 """`softmax`: OpenCLIP's own attention, Σ_n softmax(q_i·k_n/√D) v_n. Cost per head: 4·N²·D FLOPs forward."""
 
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional as F
 
 from open_clip_linear.attention.base import Attention
 

@@ -146,16 +146,16 @@ def check_text_cfg(cfg: Any) -> None:
     )
 
 
-def _checked(cfg_class: type, check: Callable[[Any], None]) -> None:
+def _add_check(cfg_class: type, check: Callable[[Any], None]) -> None:
     """Run `check` at the end of a config dataclass's __init__, in place, so that every importer sees it."""
     original = cfg_class.__init__  # type: ignore[misc]
 
     @wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         check(self)
 
-    cfg_class.__init__ = __init__  # type: ignore[misc]
+    cfg_class.__init__ = checked  # type: ignore[misc]
 
 
 def install() -> None:
@@ -163,6 +163,6 @@ def install() -> None:
     open_clip.transformer.Transformer = Transformer
     open_clip.transformer.VisionTransformer = VisionTransformer
     open_clip.model.VisionTransformer = VisionTransformer
-    _checked(open_clip.model.CLIPVisionCfg, check_vision_cfg)
-    _checked(open_clip.model.CLIPTextCfg, check_text_cfg)
-    _checked(open_clip.coca_model.MultimodalCfg, check_text_cfg)
+    _add_check(open_clip.model.CLIPVisionCfg, check_vision_cfg)
+    _add_check(open_clip.model.CLIPTextCfg, check_text_cfg)
+    _add_check(open_clip.coca_model.MultimodalCfg, check_text_cfg)

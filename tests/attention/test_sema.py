@@ -1,4 +1,5 @@
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -62,13 +63,13 @@ def test_spans_cover_a_side_once_in_windows_of_one_size(size, window):
     runs = spans(size, window)
     assert runs[0][0] == 0
     assert runs[-1][1] == size
-    assert all(a[1] == b[0] for a, b in zip(runs, runs[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in pairwise(runs))
     assert all((end - start) % w == 0 and w <= window for start, end, w in runs)
     assert len(runs) <= 2
 
 
 def test_another_number_of_tokens_is_refused():
-    with pytest.raises(ValueError, match="built for 17 tokens .* got 16"):
+    with pytest.raises(ValueError, match=r"built for 17 tokens .* got 16"):
         sema_attention(*torch.randn(3, 1, 1, 16, 8), layout=TokenLayout((4, 4)))
 
 
