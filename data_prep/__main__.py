@@ -23,7 +23,8 @@ examples:
   python -m data_prep emoji --output data/emoji
   python -m data_prep emoji --output data/emoji-val --heldout-vendor emojione     # to choose models; no twemoji in it
 
-exit code: 0 the set is there, 1 it could not be built (one sentence says why), 2 wrong usage
+exit code: 0 the set is there, 1 it could not be built (one sentence says why), 2 wrong usage,
+130 interrupted
 """
 
 
@@ -97,6 +98,9 @@ def _run_emoji(args: argparse.Namespace, settings: Settings, catalogue: Catalogu
         advice = "free some space" if error.errno == errno.ENOSPC else "correct that"
         print(f"error: {where}: {error.strerror or error}; {advice} and run the same command again", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted; nothing half-built is left, run the same command again", file=sys.stderr)
+        return 130
     print(json.dumps(stats) if args.json else _summary(args.output, stats))
     return 0
 

@@ -7,6 +7,7 @@ fonts are left out and the same artwork gives the same pixels everywhere.
 import io
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -111,7 +112,11 @@ def fit(image: Image.Image, size: int) -> Image.Image:
 
 
 def _end_with_parent() -> None:
-    """End this worker when the build is killed; it would wait for work for ever otherwise."""
+    """End this worker when the build is killed; it would wait for work for ever otherwise.
+
+    A keyboard interrupt reaches the whole process group: the build answers it, and ends the workers.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
 
     def wait() -> None:

@@ -23,7 +23,7 @@ def run(monkeypatch: pytest.MonkeyPatch, outcome: Any, *words: str) -> int:
     """Run the command line with a build that gives or raises `outcome`."""
 
     def build(*arguments: Any) -> Any:
-        if isinstance(outcome, Exception):
+        if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
@@ -64,6 +64,11 @@ def test_failure_is_one_sentence(
     assert found.err.startswith(words)
     assert found.err.count("\n") == 1
     assert found.out == ""
+
+
+def test_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, KeyboardInterrupt()) == 130
+    assert "run the same command again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
