@@ -43,7 +43,7 @@ def summary(run: Run, others: Sequence[Run]) -> str:
         for other in others
     )
     minutes = train["train_minutes"]
-    took = f"{minutes:.3g} minute" + ("" if minutes == 1 else "s")
+    took = f"{minutes:.3g} minutes" if minutes > 1 else f"{60 * minutes:.0f} seconds"
     return (
         f"A CLIP model of {spoken(run.zero_shot['parameters']['total'])} parameters with "
         f"<strong>{escape(str(run.zero_shot['kind']))}</strong> attention in its vision tower, trained for {took} "
@@ -196,6 +196,7 @@ def run_facts(run: Run) -> dict[str, str]:
         "Image size": f"{size} × {size} px" if isinstance(size, int) else " × ".join(map(str, size)) + " px",
         "Training time": f"{train['train_minutes']:.3g} min",
         "Training speed": f"{train['images_per_s']:,.0f} images/s",
+        "Training precision": str(train.get("precision", "–")),
         "Steps": f"{train['steps']:,}",
         "Batch size": joint,
         "Pictures seen": f"{train['samples_seen']:,}",
