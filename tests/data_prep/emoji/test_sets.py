@@ -32,6 +32,16 @@ def test_split_mixes_vendors_and_concepts(shop: Any) -> None:
     assert train == split(list(reversed(drawings)), "twemoji", {"1F600"})[0].drawings
 
 
+def test_heldout_vendor_is_asked_for_trained_concepts_only(shop: Any) -> None:
+    everything = artworks(shop.vendor("twemoji"), shop.iconify(170, True), shop.concepts)
+    half = artworks(shop.vendor("photos"), shop.photos(), shop.concepts)
+    train, vendor, unseen = split(everything + half, "twemoji", {half[0].concept.hexcode})
+    known = {drawing.concept.hexcode for drawing in half[1:]}
+    assert {drawing.concept.hexcode for drawing in train.drawings} == known
+    assert {drawing.concept.hexcode for drawing in vendor.drawings} == known
+    assert {drawing.vendor.name for drawing in unseen.drawings} == {"photos", "twemoji"}
+
+
 def test_progress_is_plain_lines_away_from_a_terminal(
     shop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
