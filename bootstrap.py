@@ -283,7 +283,7 @@ def failure(step: str, code: int, said: str) -> str:
     else:
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         errors = [line for line in lines if line.upper().startswith("ERROR")]
-        looks, cure = "it said: " + (errors or lines or ["nothing"])[-1], "The lines above say more."
+        looks, cure = "it said: " + (errors or lines or ["nothing"])[-1].rstrip("."), "The lines above say more."
         for pattern, meaning, advice in SYMPTOMS:
             if re.search(pattern, said):
                 looks, cure = "this looks like: " + meaning, advice
