@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import open_clip
+import timm.optim
 from open_clip.transform import AugmentationCfg
 
 PRECISIONS = ("auto", "fp32", "amp_bf16")
@@ -38,11 +39,12 @@ class Settings:
     output: str = _setting("", "folder of the run; must not hold a finished run")
     steps: int = _setting(0, "optimizer steps of the whole run", least=1)
     batch_size: int = _setting(64, "image-text pairs per process and step", least=1)
+    opt: str = _setting("adamw", "adamw, or timm/NAME for one of timm's optimizers, such as timm/nmuon")
     lr: float = _setting(5e-4, "peak learning rate", least=0)
     wd: float = _setting(0.2, "weight decay of matrices and embeddings", least=0)
-    beta1: float = _setting(0.9, "AdamW's first-moment decay", least=0)
-    beta2: float = _setting(0.98, "AdamW's second-moment decay", least=0)
-    eps: float = _setting(1e-6, "AdamW's epsilon", least=0)
+    beta1: float = _setting(0.9, "the optimizer's first-moment decay", least=0)
+    beta2: float = _setting(0.98, "the optimizer's second-moment decay", least=0)
+    eps: float = _setting(1e-6, "the optimizer's epsilon", least=0)
     warmup: int = _setting(100, "steps of linear warm-up, of the total", least=0)
     grad_clip_norm: float = _setting(0.0, "clip the gradient's norm to this; 0 does not clip", least=0)
     precision: str = _setting("auto", "auto is amp_bf16 where the hardware has bf16, else fp32", allowed=PRECISIONS)
@@ -168,6 +170,9 @@ def check(settings: Settings) -> None:
         known = open_clip.list_models()
         close = difflib.get_close_matches(settings.model, known, n=3)
         raise SettingsError(f"--model {settings.model!r} is unknown; nearest: {', '.join(close) or 'none'}")
+    optimizers = ["adamw", *(f"timm/{name}" for name in timm.optim.list_optimizers())]
+    if settings.opt not in optimizers:
+        raise SettingsError(f"--opt {settings.opt!r} is unknown{_nearest(settings.opt, optimizers)}")
     if settings.warmup > settings.steps:
         raise SettingsError(f"warmup ({settings.warmup}) must not exceed steps ({settings.steps})")
     _check_augmentation(settings.aug_cfg)

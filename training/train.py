@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import open_clip
-import timm
+import timm.optim
 import torch
 import webdataset
 from open_clip.loss import ClipLoss
@@ -76,6 +76,18 @@ def parameter_groups(model: nn.Module, wd: float) -> list[dict[str, Any]]:
     return [{"params": free, "weight_decay": 0.0}, {"params": decayed, "weight_decay": wd}]
 
 
+def build_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    """AdamW, or one of timm's by name, over OpenCLIP's two groups."""
+    groups = parameter_groups(model, settings.wd)
+    betas = (settings.beta1, settings.beta2)
+    if settings.opt == "adamw":
+        return torch.optim.AdamW(groups, lr=settings.lr, betas=betas, eps=settings.eps)
+    name = settings.opt.removeprefix("timm/")
+    info = timm.optim.get_optimizer_info(name)
+    kwargs = ({"betas": betas} if info.has_betas else {}) | ({"eps": settings.eps} if info.has_eps else {})
+    return timm.optim.create_optimizer_v2(groups, name, lr=settings.lr, weight_decay=settings.wd, **kwargs)
+
+
 def train(settings: Settings, world: World, command: str) -> None:
     """Run to the end and write the results.
 
@@ -100,9 +112,7 @@ def train(settings: Settings, world: World, command: str) -> None:
     if world.size > 1:
         device_ids = [world.device.index] if world.device.type == "cuda" else None
         replica = DistributedDataParallel(model, device_ids=device_ids, broadcast_buffers=False)
-    optimizer = torch.optim.AdamW(
-        parameter_groups(model, settings.wd), lr=settings.lr, betas=(settings.beta1, settings.beta2), eps=settings.eps
-    )
+    optimizer = build_optimizer(model, settings)
     # Gathering with gradients is the only form whose gradients equal those of one process on the joint batch.
     loss_of = ClipLoss(gather_with_grad=True, rank=world.rank, world_size=world.size)
     log = RunLog(output, settings.steps) if world.is_first else None
