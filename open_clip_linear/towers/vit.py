@@ -6,7 +6,8 @@ puts two subclasses where OpenCLIP looks its classes up, and one check on its co
 1. `open_clip.transformer.Transformer` builds our blocks for an attention spec and hands every other call to the
    original unchanged. It also guards the kind of the weights it loads.
 2. `open_clip.model.VisionTransformer` tells the transformer it builds how its tokens lie (grid, class token, patch
-   dropout), which the transformer alone never sees.
+   dropout), which the transformer alone never sees. It also lets fixed sin-cos positions serve grids that are not
+   square, which OpenCLIP asserts against.
 3. The config dataclasses refuse a `block_type` that no tower would read (a timm, ResNet or Hugging Face tower) or
    that cannot be built, before anything is.
 
@@ -19,9 +20,12 @@ from contextvars import ContextVar
 from functools import wraps
 from typing import Any
 
+import numpy as np
 import open_clip.coca_model
 import open_clip.model
 import open_clip.transformer
+import torch
+from open_clip.pos_embed import get_2d_sincos_pos_embed_from_grid
 from torch import Tensor, nn
 
 from open_clip_linear.attention import TokenLayout
@@ -107,6 +111,14 @@ class Transformer(_StockTransformer):  # type: ignore[misc, valid-type]
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
+def sin_cos_positions(width: int, layout: TokenLayout) -> Tensor:
+    """OpenCLIP's fixed sin-cos position embedding for a grid of any shape: float32 (tokens, width), prefix zero."""
+    rows, columns = layout.grid
+    grid = np.stack(np.meshgrid(np.arange(columns, dtype=np.float32), np.arange(rows, dtype=np.float32)))
+    patches = get_2d_sincos_pos_embed_from_grid(width, grid)
+    return torch.from_numpy(np.concatenate([np.zeros((layout.prefix, width)), patches])).float()
+
+
 class VisionTransformer(_StockVisionTransformer):  # type: ignore[misc, valid-type]
     """OpenCLIP's vision tower, which tells its transformer how the tokens lie. Arguments are OpenCLIP's own."""
 
@@ -117,11 +129,18 @@ class VisionTransformer(_StockVisionTransformer):  # type: ignore[misc, valid-ty
         height, width = open_clip.transformer.to_2tuple(call["image_size"])
         patch_height, patch_width = open_clip.transformer.to_2tuple(call["patch_size"])
         layout = TokenLayout((height // patch_height, width // patch_width), patch_dropout=call["patch_dropout"])
+        # OpenCLIP's fixed sin-cos positions assert a square grid; ours serve any, so they are filled in afterwards.
+        fixed_positions = call["block_type"] not in STOCK_BLOCK_TYPES and call["pos_embed_type"] == "sin_cos_2d"
+        if fixed_positions:
+            call["pos_embed_type"] = "learnable"
         token = _layout.set(layout)
         try:
-            super().__init__(*args, **kwargs)
+            super().__init__(**call)
         finally:
             _layout.reset(token)
+        if fixed_positions:
+            self.positional_embedding.data.copy_(sin_cos_positions(call["width"], layout))
+            self.positional_embedding.requires_grad_(False)
 
 
 def check_vision_cfg(cfg: Any) -> None:

@@ -294,6 +294,16 @@ def test_gradient_checkpointing_changes_no_gradient():
     assert torch.equal(plain[0], checkpointed[0])
 
 
+def test_fixed_positions_equal_openclips_and_serve_grids_that_are_not_square():
+    stock, ours = small(None, pos_embed_type="sin_cos_2d").visual, small("eq7", pos_embed_type="sin_cos_2d").visual
+    assert torch.equal(ours.positional_embedding, stock.positional_embedding)
+    assert not ours.positional_embedding.requires_grad
+    wide = small("eq7", pos_embed_type="sin_cos_2d", image_size=(24, 40)).visual.positional_embedding
+    grid = wide[1:].view(3, 5, 64)
+    assert torch.equal(grid[:, :3], ours.positional_embedding[1:].view(4, 4, 64)[:3, :3])
+    assert len({tuple(row.tolist()) for row in wide[1:]}) == 15
+
+
 # --- what the seam assumes of upstream --------------------------------------------------------------------------
 
 
@@ -302,7 +312,7 @@ def test_upstream_still_has_the_seam():
     assert list(transformer)[:3] == ["width", "layers", "heads"]
     assert {"mlp_ratio", "ls_init_value", "act_layer", "norm_layer", "block_type"} <= set(transformer)
     vision = inspect.signature(open_clip_linear.towers.vit._StockVisionTransformer).parameters
-    assert {"image_size", "patch_size", "patch_dropout", "block_type"} <= set(vision)
+    assert {"image_size", "patch_size", "patch_dropout", "block_type", "pos_embed_type", "width"} <= set(vision)
     assert open_clip.coca_model.CLIPVisionCfg is open_clip.model.CLIPVisionCfg
     block = inspect.signature(open_clip.transformer.ResidualAttentionBlock).parameters
     assert list(block)[:2] == ["d_model", "n_head"]
