@@ -1,5 +1,6 @@
 """`python -m training` and `torchrun -m training`: settings from a recipe and options, then the loop."""
 
+import logging
 import shlex
 import sys
 
@@ -14,6 +15,8 @@ from training.train import TrainingError, train
 def main() -> int:
     """Exit code 0 when trained, 1 when the run could not start or go on, 2 for a wrong command line."""
     arguments = settings.parser().parse_args()
+    # Random weights are what a run starts from; OpenCLIP warns of them on the root logger.
+    logging.getLogger().addFilter(lambda record: "initialized randomly" not in record.getMessage())
     command = "python -m training " + shlex.join(sys.argv[1:])
     try:
         resolved = settings.resolve(arguments)
