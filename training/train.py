@@ -84,7 +84,9 @@ def build_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimiz
         return torch.optim.AdamW(groups, lr=settings.lr, betas=betas, eps=settings.eps)
     name = settings.opt.removeprefix("timm/")
     info = timm.optim.get_optimizer_info(name)
-    kwargs = ({"betas": betas} if info.has_betas else {}) | ({"eps": settings.eps} if info.has_eps else {})
+    kwargs: dict[str, Any] = {"betas": betas} if info.has_betas else {}
+    if info.has_eps:
+        kwargs["eps"] = settings.eps
     return timm.optim.create_optimizer_v2(groups, name, lr=settings.lr, weight_decay=settings.wd, **kwargs)
 
 
