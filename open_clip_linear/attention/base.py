@@ -122,7 +122,8 @@ class Attention(openclip.Attention):
         """(B, N, C) → (B, N, C). Runs under autocast; sums over tokens stay in float32 or wider."""
         B, N, C = x_BNC.shape
         qkv = F.linear(x_BNC, self.in_proj_weight, self.in_proj_bias)
-        q, k, v = qkv.view(B, N, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        # One copy here spares the kernels, which would copy the strided views several times.
+        q, k, v = qkv.view(B, N, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).contiguous()
         # The kernels choose their own precision; autocast would cast the token sums down to bf16 again.
         with torch.autocast(x_BNC.device.type, enabled=False):
             o_BHND = self.attend(q, k, v)
