@@ -3,10 +3,12 @@
 All kinds share OpenCLIP's parameter names, and most share their shapes: without a mark, an `eq7` checkpoint would
 load into a `softmax` tower and give wrong embeddings. Each tower's transformer therefore holds one small uint8
 buffer, `attention_spec`, with the spec's text. `softmax` carries none: its state dict is exactly stock OpenCLIP's.
-Stock OpenCLIP without the plugin refuses the mark as an unexpected key.
+Stock OpenCLIP without the plugin refuses the mark as an unexpected key. The mark is written anew on every save and
+read leniently, because weight averaging (EMA, WiSE-FT) computes with buffers too.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,29 +23,38 @@ class KindMismatchError(RuntimeError):
 
 
 def mark(spec: AttentionSpec | None) -> Tensor | None:
-    """The buffer that names a tower's kind: uint8 text, or None for softmax (and for stock towers, None)."""
+    """The buffer that names a tower's kind: uint8 text; None for softmax and for stock towers."""
     if spec is None or spec.function() == "softmax":
         return None
-    return torch.tensor(list(spec.function().encode()), dtype=torch.uint8)
+    return torch.tensor(list(spec.function().encode()), dtype=torch.uint8, device="cpu")
 
 
-def check_kind(own: AttentionSpec | None, state_dict: Mapping[str, Tensor], prefix: str) -> None:
+def read_mark(found: Any) -> str:
+    """The text of a mark, whatever float or integer dtype it went through; of a damaged one, what it looks like."""
+    try:
+        return bytes(round(value) for value in found.flatten().tolist()).decode()
+    except (AttributeError, TypeError, ValueError, NotImplementedError, RuntimeError):
+        kind = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        return f"a damaged mark ({kind})"
+
+
+def check_kind(own: AttentionSpec | None, state_dict: Mapping[str, Any], prefix: str) -> None:
     """Compare the kind of a tower with that of the weights under `prefix` in a state dict.
 
-    Weights that say nothing of this tower (a partial state dict) pass.
+    Weights that hold no attention of this tower (a partial state dict) pass.
 
     Raises:
-        KindMismatchError: the kinds differ.
+        KindMismatchError: the kinds differ, or the mark cannot be read.
     """
     found_mark = state_dict.get(prefix + MARK)
-    if found_mark is None and not any(key.startswith(prefix) for key in state_dict):
+    if found_mark is None and not any(key.startswith(prefix) and ".attn." in key for key in state_dict):
         return
     expected = own.function() if own is not None else "softmax"
-    found = bytes(found_mark.flatten().tolist()).decode(errors="replace") if found_mark is not None else "softmax"
+    found = read_mark(found_mark) if found_mark is not None else "softmax"
     if found != expected:
         raise KindMismatchError(
             f"the weights under {prefix.rstrip('.')!r} were trained with {found!r} attention"
             f"{' (they carry no mark, as stock OpenCLIP weights)' if found_mark is None else ''}, but this tower "
-            f"computes {expected!r}. The same weights give other features there, so nothing was loaded into it; "
-            f"create the model with block_type {found!r}"
+            f"computes {expected!r}, and the same weights give other features there. Create the model with block_type "
+            f"{found!r}; this one may be partly overwritten"
         )

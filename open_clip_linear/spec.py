@@ -73,6 +73,8 @@ def parse_spec(text: object) -> AttentionSpec:
     """
     if not isinstance(text, str):
         raise SpecError(f"an attention spec must be a string such as 'eq7', but got {text!r}")
+    if len(text) > 200:
+        raise SpecError(f"an attention spec has at most 200 characters, but got {len(text)}: {text[:40]!r}…")
     if any(sign in text for sign in "*+()"):
         raise SpecError(f"attention {text!r}: one kind serves all layers; patterns of layers are not supported yet")
     kind, colon, rest = text.partition(":")

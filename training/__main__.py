@@ -5,9 +5,8 @@ import shlex
 import sys
 
 import open_clip_linear  # noqa: F401  (registers the models that --model may name)
-from data_prep.errors import DataError as ShardError
+from data_prep.errors import DataError
 from training import settings
-from training.data import DataError
 from training.distributed import join
 from training.train import TrainingError, train
 
@@ -25,7 +24,7 @@ def main() -> int:
     except settings.SettingsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except (DataError, ShardError, TrainingError) as error:
+    except (DataError, TrainingError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -8,17 +8,25 @@ from typing import Any
 from tqdm import tqdm
 
 from data_prep import atomic
+from training.settings import SettingsError
 
 
 class RunLog:
-    """The first process's record of a run in `folder`: a bar on a terminal, plain lines elsewhere."""
+    """The first process's record of a run in `folder`: a bar on a terminal, plain lines elsewhere.
+
+    Raises:
+        SettingsError: the folder cannot be made or written.
+    """
 
     def __init__(self, folder: Path, steps: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.metrics = open(folder / "metrics.jsonl", "w", encoding="utf-8")  # noqa: SIM115  (closed in close())
+        except OSError as error:
+            raise SettingsError(f"--output {folder} cannot be written: {error.strerror}") from error
         self.folder = folder
         self.steps = steps
         self.bar = tqdm(total=steps, unit="step", disable=not sys.stderr.isatty())
-        self.metrics = open(folder / "metrics.jsonl", "w", encoding="utf-8")  # noqa: SIM115  (closed in close())
 
     def start(self, resolved: dict[str, Any], headline: str) -> None:
         """Write the resolved settings and say what will run."""

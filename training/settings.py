@@ -6,7 +6,7 @@ out of range is refused before anything is built. Option names are OpenCLIP's wh
 
 import argparse
 import ast
-import difflib
+import math
 import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,7 +14,10 @@ from typing import Any
 
 import open_clip
 import timm.optim
-from open_clip.transform import AugmentationCfg
+from open_clip.transform import AugmentationCfg, image_transform
+from PIL import Image
+
+from open_clip_linear.spec import nearest
 
 PRECISIONS = ("auto", "fp32", "amp_bf16")
 
@@ -35,6 +38,7 @@ class Settings:
     """The resolved settings of a run. `batch_size` is per process, as in OpenCLIP."""
 
     model: str = _setting("", "name of a model config, such as ViT-B-16-eq7mean")
+    model_configs: str = _setting("", "folder of further model-config JSON files that --model may name")
     train_data: str = _setting("", "folder of shards with a manifest.jsonl")
     output: str = _setting("", "folder of the run; must not hold a finished run")
     steps: int = _setting(0, "optimizer steps of the whole run", least=1)
@@ -42,14 +46,14 @@ class Settings:
     opt: str = _setting("adamw", "adamw, or timm/NAME for one of timm's optimizers, such as timm/nmuon")
     lr: float = _setting(5e-4, "peak learning rate", least=0)
     wd: float = _setting(0.2, "weight decay of matrices and embeddings", least=0)
-    beta1: float = _setting(0.9, "the optimizer's first-moment decay", least=0)
-    beta2: float = _setting(0.98, "the optimizer's second-moment decay", least=0)
+    beta1: float = _setting(0.9, "the optimizer's first-moment decay", least=0, below=1)
+    beta2: float = _setting(0.98, "the optimizer's second-moment decay", least=0, below=1)
     eps: float = _setting(1e-6, "the optimizer's epsilon", least=0)
     warmup: int = _setting(100, "steps of linear warm-up, of the total", least=0)
     grad_clip_norm: float = _setting(0.0, "clip the gradient's norm to this; 0 does not clip", least=0)
     precision: str = _setting("auto", "auto is amp_bf16 where the hardware has bf16, else fp32", allowed=PRECISIONS)
     workers: int = _setting(1, "data-loading processes per training process", least=0)
-    seed: int = _setting(0, "seed of weights, sample order and augmentation", least=0)
+    seed: int = _setting(0, "seed of weights, sample order and augmentation", least=0, below=2**31)
     shuffle_buffer: int = _setting(5000, "samples held back for shuffling, per worker", least=1)
     unique_key: str = _setting(
         "",
@@ -67,11 +71,6 @@ def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _nearest(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
-
-
 def read_recipe(path: Path) -> dict[str, Any]:
     """The settings of a TOML recipe.
 
@@ -86,7 +85,8 @@ def read_recipe(path: Path) -> dict[str, Any]:
         raise SettingsError(f"--config {path} is not TOML: {error}") from None
     for key in recipe:
         if key not in _FIELDS:
-            raise SettingsError(f"--config {path}: unknown key {key!r}{_nearest(key, list(_FIELDS))}")
+            known = ", ".join(_FIELDS)
+            raise SettingsError(f"--config {path}: unknown key {key!r}{nearest(key, _FIELDS)}; known: {known}")
     return recipe
 
 
@@ -158,6 +158,11 @@ def check(settings: Settings) -> None:
             setattr(settings, name, float(value))
         elif name != "aug_cfg" and (not isinstance(value, kind) or isinstance(value, bool)):  # type: ignore[arg-type]
             raise SettingsError(f"{name} must be {getattr(kind, '__name__', kind)}, found {value!r}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SettingsError(f"{name} must be a finite number, found {value!r}")
+        below = setting.metadata.get("below")
+        if below is not None and not value < below:
+            raise SettingsError(f"{name} must be less than {below}, found {value!r}")
         least, allowed = setting.metadata.get("least"), setting.metadata.get("allowed")
         if least is not None and not value >= least:
             raise SettingsError(f"{name} must be at least {least}, found {value!r}")
@@ -166,13 +171,18 @@ def check(settings: Settings) -> None:
     for name in ("model", "train_data", "output"):
         if not getattr(settings, name):
             raise SettingsError(f"{_option(name)} is missing: give it as an option or in the recipe")
+    if settings.model_configs:
+        if not Path(settings.model_configs).is_dir():
+            raise SettingsError(f"--model-configs {settings.model_configs}: no such folder")
+        open_clip.add_model_config(settings.model_configs)
     if settings.model not in open_clip.list_models():
-        known = open_clip.list_models()
-        close = difflib.get_close_matches(settings.model, known, n=3)
-        raise SettingsError(f"--model {settings.model!r} is unknown; nearest: {', '.join(close) or 'none'}")
+        raise SettingsError(f"--model {settings.model!r} is unknown{nearest(settings.model, open_clip.list_models())}")
+    config = open_clip.get_model_config(settings.model)
+    if "multimodal_cfg" in config or "init_logit_bias" in config:
+        raise SettingsError(f"--model {settings.model!r} is a CoCa or SigLIP model; this trainer has CLIP's loss only")
     optimizers = ["adamw", *(f"timm/{name}" for name in timm.optim.list_optimizers())]
     if settings.opt not in optimizers:
-        raise SettingsError(f"--opt {settings.opt!r} is unknown{_nearest(settings.opt, optimizers)}")
+        raise SettingsError(f"--opt {settings.opt!r} is unknown{nearest(settings.opt, optimizers)}")
     if settings.warmup > settings.steps:
         raise SettingsError(f"warmup ({settings.warmup}) must not exceed steps ({settings.steps})")
     _check_augmentation(settings.aug_cfg)
@@ -184,4 +194,8 @@ def _check_augmentation(aug_cfg: Any) -> None:
         raise SettingsError(f"aug_cfg must be a table, found {aug_cfg!r}")
     for key in aug_cfg:
         if key not in known:
-            raise SettingsError(f"aug_cfg: unknown key {key!r}{_nearest(key, known)}")
+            raise SettingsError(f"aug_cfg: unknown key {key!r}{nearest(key, known)}; known: {', '.join(known)}")
+    try:
+        image_transform(8, is_train=True, aug_cfg=aug_cfg)(Image.new("RGB", (16, 16)))
+    except (TypeError, ValueError, IndexError, AssertionError) as error:
+        raise SettingsError(f"aug_cfg {aug_cfg} cannot be used by OpenCLIP: {error or type(error).__name__}") from error

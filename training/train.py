@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import open_clip_linear
 from data_prep import atomic
-from training.data import ShardBatches, loader
+from training.data import ShardBatches, load
 from training.distributed import World
 from training.log import RunLog
 from training.settings import Settings, SettingsError
@@ -57,7 +57,7 @@ def precision_of(settings: Settings, device: torch.device) -> str:
 
 
 def learning_rate(step: int, settings: Settings) -> float:
-    """OpenCLIP's cosine schedule: linear warm-up to `lr`, then half a cosine to 0 at the last step."""
+    """OpenCLIP's cosine schedule: linear warm-up to `lr`, then half a cosine that would reach 0 after the last step."""
     if step < settings.warmup:
         return settings.lr * (step + 1) / settings.warmup
     progress = (step - settings.warmup) / max(settings.steps - settings.warmup, 1)
@@ -81,7 +81,7 @@ def build_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimiz
     groups = parameter_groups(model, settings.wd)
     betas = (settings.beta1, settings.beta2)
     if settings.opt == "adamw":
-        return torch.optim.AdamW(groups, lr=settings.lr, betas=betas, eps=settings.eps)
+        return torch.optim.AdamW(groups, lr=settings.lr, betas=betas, eps=settings.eps, fused=True)
     name = settings.opt.removeprefix("timm/")
     info = timm.optim.get_optimizer_info(name)
     kwargs: dict[str, Any] = {"betas": betas} if info.has_betas else {}
@@ -108,12 +108,12 @@ def train(settings: Settings, world: World, command: str) -> None:
     )
     tokenizer = open_clip.get_tokenizer(settings.model)
     dataset = ShardBatches(Path(settings.train_data), settings, preprocess, tokenizer, world.rank, world.size)
-    batches = iter(loader(dataset))
+    batches = load(dataset, pin_memory=world.device.type == "cuda")
     precision = precision_of(settings, world.device)
     replica: nn.Module = model
     if world.size > 1:
         device_ids = [world.device.index] if world.device.type == "cuda" else None
-        replica = DistributedDataParallel(model, device_ids=device_ids, broadcast_buffers=False)
+        replica = DistributedDataParallel(model, device_ids=device_ids)
     optimizer = build_optimizer(model, settings)
     # Gathering with gradients is the only form whose gradients equal those of one process on the joint batch.
     loss_of = ClipLoss(gather_with_grad=True, rank=world.rank, world_size=world.size)
@@ -143,7 +143,7 @@ def train(settings: Settings, world: World, command: str) -> None:
         norm = nn.utils.clip_grad_norm_(model.parameters(), settings.grad_clip_norm or math.inf)
         if not math.isfinite(loss.item()) or not math.isfinite(norm.item()):
             raise TrainingError(
-                f"step {step}: the loss is {loss.item()} and the gradient's norm {norm.item()}; nothing was saved. "
+                f"step {step + 1}: the loss is {loss.item()} and the gradient's norm {norm.item()}; nothing was saved. "
                 "Lower lr, lengthen warmup, or set grad_clip_norm"
             )
         optimizer.step()

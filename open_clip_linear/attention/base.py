@@ -6,8 +6,10 @@ its options and implements `attend`. Everything else (projections, precision, ma
 Shapes: B batch, H heads, N tokens, D head dimension, C = H·D width. Tensors carry them: `q_BHND`, `x_BNC`.
 """
 
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from open_clip import transformer as openclip
@@ -87,7 +89,14 @@ def unit(x: Tensor) -> Tensor:
     return F.normalize(widen(x), dim=-1, eps=1e-12)
 
 
-class Attention(openclip.Attention):
+def no_autocast(device_type: str) -> AbstractContextManager[Any]:
+    """Autocast switched off, where the device has it (the meta device has not)."""
+    if torch.amp.is_autocast_available(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()
+
+
+class Attention(openclip.Attention, ABC):
     """Multi-head self-attention with OpenCLIP's projections and a kernel of our own between them.
 
     Parameter names and initialisation are those of `nn.MultiheadAttention` (`in_proj_weight`, `in_proj_bias`,
@@ -114,9 +123,9 @@ class Attention(openclip.Attention):
     def check(cls, layout: TokenLayout, **options: Value) -> None:
         """Raise ValueError where this kind cannot work with these options on such tokens."""
 
+    @abstractmethod
     def attend(self, q_BHND: Tensor, k_BHND: Tensor, v_BHND: Tensor) -> Tensor:
         """The kernel: q, k, v (B, H, N, D), any float dtype → (B, H, N, D) in the same dtype."""
-        raise TypeError(f"{type(self).__name__} does not define attend()")
 
     def forward(self, x_BNC: Tensor) -> Tensor:
         """(B, N, C) → (B, N, C). Runs under autocast; sums over tokens stay in float32 or wider."""
@@ -125,6 +134,6 @@ class Attention(openclip.Attention):
         # One copy here spares the kernels, which would copy the strided views several times.
         q, k, v = qkv.view(B, N, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).contiguous()
         # The kernels choose their own precision; autocast would cast the token sums down to bf16 again.
-        with torch.autocast(x_BNC.device.type, enabled=False):
+        with no_autocast(x_BNC.device.type):
             o_BHND = self.attend(q, k, v)
         return self.out_proj(o_BHND.transpose(1, 2).reshape(B, N, C))

@@ -1,15 +1,16 @@
 """The seam into OpenCLIP's own towers: `block_type` in a model config may hold an attention spec.
 
 OpenCLIP has no plugin discovery, and any `block_type` it does not know silently builds softmax blocks. `install`
-puts two subclasses where OpenCLIP looks its classes up, and one check on its config dataclasses:
+therefore wraps a few methods of OpenCLIP's classes, in place, so that the classes stay the ones that every importer,
+`isinstance` check and pickled model means:
 
-1. `open_clip.transformer.Transformer` builds our blocks for an attention spec and hands every other call to the
-   original unchanged. It also guards the kind of the weights it loads.
-2. `open_clip.model.VisionTransformer` tells the transformer it builds how its tokens lie (grid, class token, patch
+1. `Transformer.__init__` builds our blocks where `block_type` is an attention spec; every other call goes through
+   unchanged. `Transformer`'s loading and saving guard the kind of the weights (see `open_clip_linear.checkpoint`).
+2. `VisionTransformer.__init__` tells the transformer it builds how its tokens lie (grid, class token, patch
    dropout), which the transformer alone never sees. It also lets fixed sin-cos positions serve grids that are not
    square, which OpenCLIP asserts against.
-3. The config dataclasses refuse a `block_type` that no tower would read (a timm, ResNet or Hugging Face tower) or
-   that cannot be built, before anything is.
+3. The config dataclasses' `__init__` refuses a `block_type` that no tower would read (a timm, ResNet or Hugging Face
+   tower) or that cannot be built, before anything is.
 
 Tried on OpenCLIP 3.3.0 and on 4.2.0.dev0; tests/towers/test_vit.py checks what is assumed of upstream.
 """
@@ -44,10 +45,14 @@ CUSTOM_BLOCK_OPTIONS = (
     "scale_fc",
 )
 
+Method = Callable[..., Any]
+
 _layout: ContextVar[TokenLayout | None] = ContextVar("layout of the vision tower being built", default=None)
 
-_StockTransformer: type[nn.Module] = open_clip.transformer.Transformer
-_StockVisionTransformer: type[nn.Module] = open_clip.transformer.VisionTransformer
+
+def attention_spec(transformer: nn.Module) -> AttentionSpec | None:
+    """The spec a transformer was built with; None for OpenCLIP's own blocks."""
+    return getattr(transformer, "spec", None)
 
 
 def refuse_custom_options(spec: AttentionSpec, options: Mapping[str, Any]) -> None:
@@ -80,15 +85,20 @@ class Block(open_clip.transformer.ResidualAttentionBlock):
         return self.attn(q_x)
 
 
-class Transformer(_StockTransformer):  # type: ignore[misc, valid-type]
-    """OpenCLIP's transformer, whose `block_type` may be an attention spec. Arguments are OpenCLIP's own."""
+# --- Transformer ------------------------------------------------------------------------------------------------
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        call = inspect.signature(_StockTransformer).bind(*args, **kwargs).arguments
+
+def build_blocks(original: Method) -> Method:
+    """`Transformer.__init__` whose `block_type` may be an attention spec."""
+    signature = inspect.signature(original)
+
+    @wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        call = signature.bind(self, *args, **kwargs).arguments
+        del call["self"]
         block_type = call.pop("block_type", None)
         if block_type in STOCK_BLOCK_TYPES:
-            super().__init__(*args, **kwargs)
-            self.spec: AttentionSpec | None = None
+            original(self, *args, **kwargs)
             return
         spec = parse_spec(block_type)
         layout = _layout.get()
@@ -97,7 +107,7 @@ class Transformer(_StockTransformer):  # type: ignore[misc, valid-type]
         refuse_custom_options(spec, call)
         # No layers from OpenCLIP: ours take their place, built from the same arguments.
         width, layers, heads = call.pop("width"), call.pop("layers"), call.pop("heads")
-        super().__init__(width, 0, heads, **call)
+        original(self, width, 0, heads, **call)
         block_arguments = inspect.signature(open_clip.transformer.ResidualAttentionBlock).parameters
         shared = {name: value for name, value in call.items() if name in block_arguments}
         self.layers = layers
@@ -105,10 +115,37 @@ class Transformer(_StockTransformer):  # type: ignore[misc, valid-type]
         self.spec = spec
         self.register_buffer(MARK, mark(spec))
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Tensor], prefix: str, *args: Any) -> None:
-        # Raises whether or not the caller asked for strict loading, before any of the tower's weights are copied.
-        check_kind(self.spec, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+    return init
+
+
+def guard_loading(original: Method) -> Method:
+    """`Transformer._load_from_state_dict` that refuses weights of another kind, strict or not."""
+
+    @wraps(original)
+    def load(self: nn.Module, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        spec = attention_spec(self)
+        check_kind(spec, state_dict, prefix)
+        if prefix + MARK in state_dict:
+            # An averaged or cast mark says the same in another dtype; ours is loaded in its place.
+            state_dict[prefix + MARK] = mark(spec)
+        original(self, state_dict, prefix, *args)
+
+    return load
+
+
+def write_mark(original: Method) -> Method:
+    """`Transformer._save_to_state_dict` that writes the mark anew, whatever averaging did to the buffer."""
+
+    @wraps(original)
+    def save(self: nn.Module, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        original(self, destination, prefix, keep_vars)
+        if prefix + MARK in destination:
+            destination[prefix + MARK] = mark(attention_spec(self))
+
+    return save
+
+
+# --- VisionTransformer ------------------------------------------------------------------------------------------
 
 
 def sin_cos_positions(width: int, layout: TokenLayout) -> Tensor:
@@ -119,35 +156,54 @@ def sin_cos_positions(width: int, layout: TokenLayout) -> Tensor:
     return torch.from_numpy(np.concatenate([np.zeros((layout.prefix, width)), patches])).float()
 
 
-class VisionTransformer(_StockVisionTransformer):  # type: ignore[misc, valid-type]
-    """OpenCLIP's vision tower, which tells its transformer how the tokens lie. Arguments are OpenCLIP's own."""
+def tell_layout(original: Method) -> Method:
+    """`VisionTransformer.__init__` that tells its transformer how the tokens lie."""
+    signature = inspect.signature(original)
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        bound = inspect.signature(_StockVisionTransformer).bind(*args, **kwargs)
+    @wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
         call = bound.arguments
+        del call["self"]
         height, width = open_clip.transformer.to_2tuple(call["image_size"])
         patch_height, patch_width = open_clip.transformer.to_2tuple(call["patch_size"])
-        layout = TokenLayout((height // patch_height, width // patch_width), patch_dropout=call["patch_dropout"])
+        grid = (height // patch_height, width // patch_width)
+        layout = TokenLayout(grid, prefix=1, patch_dropout=call["patch_dropout"])
         # OpenCLIP's fixed sin-cos positions assert a square grid; ours serve any, so they are filled in afterwards.
         fixed_positions = call["block_type"] not in STOCK_BLOCK_TYPES and call["pos_embed_type"] == "sin_cos_2d"
         if fixed_positions:
             call["pos_embed_type"] = "learnable"
         token = _layout.set(layout)
         try:
-            super().__init__(**call)
+            original(self, **call)
         finally:
             _layout.reset(token)
         if fixed_positions:
             self.positional_embedding.data.copy_(sin_cos_positions(call["width"], layout))
             self.positional_embedding.requires_grad_(False)
 
+    return init
+
+
+# --- configs ----------------------------------------------------------------------------------------------------
+
+
+def parsed(cfg: Any, where: str) -> AttentionSpec | None:
+    """The spec in a config's `block_type`, or None for a stock one. Raises SpecError that says `where` it stands."""
+    if cfg.block_type in STOCK_BLOCK_TYPES:
+        return None
+    try:
+        return parse_spec(cfg.block_type)
+    except SpecError as error:
+        raise SpecError(f"{where}.block_type: {error}") from None
+
 
 def check_vision_cfg(cfg: Any) -> None:
     """Raise SpecError where a vision config's `block_type` is wrong or would not be read."""
-    if cfg.block_type in STOCK_BLOCK_TYPES:
+    spec = parsed(cfg, "vision_cfg")
+    if spec is None:
         return
-    spec = parse_spec(cfg.block_type)
     refuse_custom_options(spec, vars(cfg))
     if cfg.timm_model_name or not isinstance(cfg.layers, int):
         tower = f"the timm tower {cfg.timm_model_name!r}" if cfg.timm_model_name else "a ResNet tower"
@@ -156,32 +212,43 @@ def check_vision_cfg(cfg: Any) -> None:
 
 def check_text_cfg(cfg: Any) -> None:
     """Raise SpecError for any attention spec in a text config: text towers come later."""
-    if cfg.block_type in STOCK_BLOCK_TYPES:
-        return
-    spec = parse_spec(cfg.block_type)
-    raise SpecError(
-        f"text_cfg.block_type {str(spec)!r}: the text tower's attention cannot be chosen yet (causal forms are to "
-        "come); leave block_type out of text_cfg"
-    )
+    spec = parsed(cfg, "text_cfg")
+    if spec is not None:
+        raise SpecError(
+            f"text_cfg.block_type {str(spec)!r}: the text tower's attention cannot be chosen yet (causal forms are to "
+            "come); leave block_type out of text_cfg"
+        )
 
 
-def _add_check(cfg_class: type, check: Callable[[Any], None]) -> None:
-    """Run `check` at the end of a config dataclass's __init__, in place, so that every importer sees it."""
-    original = cfg_class.__init__  # type: ignore[misc]
+def with_check(check: Callable[[Any], None]) -> Callable[[Method], Method]:
+    """A config dataclass's `__init__` that ends with `check`."""
 
-    @wraps(original)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        check(self)
+    def wrap(original: Method) -> Method:
+        @wraps(original)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            check(self)
 
-    cfg_class.__init__ = checked  # type: ignore[misc]
+        return init
+
+    return wrap
 
 
 def install() -> None:
-    """Put the seam in place. Called once, by `open_clip_linear.register`."""
-    open_clip.transformer.Transformer = Transformer
-    open_clip.transformer.VisionTransformer = VisionTransformer
-    open_clip.model.VisionTransformer = VisionTransformer
-    _add_check(open_clip.model.CLIPVisionCfg, check_vision_cfg)
-    _add_check(open_clip.model.CLIPTextCfg, check_text_cfg)
-    _add_check(open_clip.coca_model.MultimodalCfg, check_text_cfg)
+    """Put the seam in place; doing it again changes nothing."""
+    transformer, vision = open_clip.transformer.Transformer, open_clip.transformer.VisionTransformer
+    seam: tuple[tuple[type, str, Callable[[Method], Method]], ...] = (
+        (transformer, "__init__", build_blocks),
+        (transformer, "_load_from_state_dict", guard_loading),
+        (transformer, "_save_to_state_dict", write_mark),
+        (vision, "__init__", tell_layout),
+        (open_clip.model.CLIPVisionCfg, "__init__", with_check(check_vision_cfg)),
+        (open_clip.model.CLIPTextCfg, "__init__", with_check(check_text_cfg)),
+        (open_clip.coca_model.MultimodalCfg, "__init__", with_check(check_text_cfg)),
+    )
+    for cls, name, wrap in seam:
+        method = getattr(cls, name)
+        if not getattr(method, "open_clip_linear", False):
+            wrapped = wrap(method)
+            wrapped.open_clip_linear = True  # type: ignore[attr-defined]
+            setattr(cls, name, wrapped)

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import json
 import random
 import string
 import subprocess
@@ -18,7 +19,8 @@ from torch import nn
 import open_clip_linear
 from open_clip_linear import KindMismatchError, SpecError
 from open_clip_linear.attention import naive
-from open_clip_linear.checkpoint import MARK
+from open_clip_linear.checkpoint import MARK, read_mark
+from open_clip_linear.towers.vit import CUSTOM_BLOCK_OPTIONS
 
 MODELS = open_clip_linear.register().models
 SPECS = [
@@ -59,7 +61,8 @@ def test_small_registered_models_run_forward_and_backward(name):
     size = model.visual.image_size[0]
     image, text, scale = model(torch.randn(2, 3, size, size), open_clip.get_tokenizer(name)(["a cat", "a dog"]))
     (scale * image @ text.T).trace().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.visual.parameters())
+    trained = [p for p in model.visual.parameters() if p.requires_grad]
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in trained)
 
 
 @pytest.mark.parametrize("size", [32, (24, 40), (40, 16), 48])
@@ -193,6 +196,30 @@ def test_the_mark_survives_a_checkpoint_file_casts_and_copies(tmp_path):
     assert copy.deepcopy(model).visual.transformer.spec == model.visual.transformer.spec
 
 
+def test_averaging_weights_keeps_the_mark():
+    """WiSE-FT makes floats of the mark, an EMA truncates its bytes: it still reads, and is written whole."""
+    one, two = small("eq7:scale=mean"), small("eq7:scale=mean")
+    for alpha in (0.3, 0.5, 0.9):
+        mixed = {k: (1 - alpha) * v + alpha * two.state_dict()[k] for k, v in one.state_dict().items()}
+        one.load_state_dict(mixed)
+        with pytest.raises(KindMismatchError):
+            small("eq7").load_state_dict(mixed)
+    getattr(one.visual.transformer, MARK).sub_(1)
+    assert read_mark(one.state_dict()[f"visual.transformer.{MARK}"]) == "eq7:scale=mean"
+
+
+@pytest.mark.parametrize("damaged", [torch.tensor([300]), torch.tensor([-1]), torch.tensor([255, 254]), "eq7", None])
+def test_a_damaged_mark_is_refused_as_such(damaged):
+    weights = small("eq7").state_dict() | {f"visual.transformer.{MARK}": damaged}
+    with pytest.raises(KindMismatchError):
+        small("eq7").load_state_dict(weights)
+
+
+def test_weights_without_attention_load_into_any_kind():
+    weights = {k: v for k, v in small("eq7").state_dict().items() if ".mlp." in k}
+    assert small("eq4").load_state_dict(weights, strict=False).missing_keys
+
+
 def test_stock_open_clip_without_the_plugin_refuses_marked_weights(tmp_path):
     """A real process that never imports the plugin."""
     torch.save(open_clip.create_model("ViT-S-16-eq7").state_dict(), tmp_path / "eq7.pt")
@@ -219,6 +246,19 @@ def test_an_unknown_block_type_never_becomes_softmax():
             small(word)
         with pytest.raises(SpecError):
             open_clip.model.CLIPTextCfg(block_type=word)
+
+
+@pytest.mark.parametrize("wrong", [7, 1.5, True, ["eq7"], {"kind": "eq7"}, "eq7" * 1000, "softmax ", "eq７", ""])
+@pytest.mark.parametrize("tower", ["vision_cfg", "text_cfg"])
+def test_a_wrong_block_type_in_a_json_config_fails_at_model_creation(tmp_path, tower, wrong):
+    config = {"embed_dim": 32, "vision_cfg": dict(VISION), "text_cfg": dict(TEXT)}
+    config[tower]["block_type"] = wrong
+    name = f"wrong-{tower}-{abs(hash(str(wrong)))}"
+    (tmp_path / f"{name}.json").write_text(json.dumps(config))
+    open_clip.add_model_config(tmp_path)
+    with pytest.raises(SpecError, match=rf"^{tower}\.block_type") as caught:
+        open_clip.create_model(name)
+    assert len(str(caught.value)) < 400
 
 
 def test_stock_block_types_are_handed_through():
@@ -308,16 +348,48 @@ def test_fixed_positions_equal_openclips_and_serve_grids_that_are_not_square():
 
 
 def test_upstream_still_has_the_seam():
-    transformer = inspect.signature(open_clip_linear.towers.vit._StockTransformer).parameters
+    transformer = inspect.signature(open_clip.transformer.Transformer).parameters
     assert list(transformer)[:3] == ["width", "layers", "heads"]
     assert {"mlp_ratio", "ls_init_value", "act_layer", "norm_layer", "block_type"} <= set(transformer)
-    vision = inspect.signature(open_clip_linear.towers.vit._StockVisionTransformer).parameters
+    vision = inspect.signature(open_clip.transformer.VisionTransformer).parameters
     assert {"image_size", "patch_size", "patch_dropout", "block_type", "pos_embed_type", "width"} <= set(vision)
     assert open_clip.coca_model.CLIPVisionCfg is open_clip.model.CLIPVisionCfg
+    assert open_clip.model.VisionTransformer is open_clip.transformer.VisionTransformer
     block = inspect.signature(open_clip.transformer.ResidualAttentionBlock).parameters
     assert list(block)[:2] == ["d_model", "n_head"]
     assert {"mlp_ratio", "ls_init_value", "act_layer", "norm_layer"} <= set(block)
-    built = open_clip.transformer.ResidualAttentionBlock(64, 2)
-    assert hasattr(built, "attention")
+    assert hasattr(open_clip.transformer.ResidualAttentionBlock(64, 2), "attention")
     custom = tuple(name for name in transformer if name.startswith(("qk_norm", "scale")))
-    assert custom == open_clip_linear.towers.vit.CUSTOM_BLOCK_OPTIONS
+    assert custom == CUSTOM_BLOCK_OPTIONS
+
+
+IMPORTS = """
+import pickle, sys, copy, open_clip, torch
+config = {"embed_dim": 32, "vision_cfg": %r, "text_cfg": %r}
+before = open_clip.CLIP(**copy.deepcopy(config))
+if sys.argv[1] == "without":
+    pickle.dump(before, open(sys.argv[2], "wb"))
+    sys.exit()
+import open_clip_linear
+pickle.loads(pickle.dumps(before))
+assert isinstance(before.visual, open_clip.transformer.VisionTransformer)
+open_clip.model.convert_weights_to_lp(copy.deepcopy(before), torch.bfloat16).__class__
+older = pickle.load(open(sys.argv[2], "rb"))
+older.load_state_dict(before.state_dict())
+config["vision_cfg"]["block_type"] = "eq7"
+marked = open_clip.CLIP(**config).state_dict()
+for stock in (before, older):
+    try: stock.load_state_dict(marked, strict=False)
+    except open_clip_linear.KindMismatchError: continue
+    sys.exit("a stock model made before the import took marked weights")
+after = open_clip.CLIP(embed_dim=32, vision_cfg=%r, text_cfg=%r)
+assert b"open_clip_linear" not in pickle.dumps(after)
+"""
+
+
+def test_stock_models_do_not_notice_the_plugin(tmp_path):
+    """Made before the import, after it, or in a process without it: the same classes, pickles and checks."""
+    code = IMPORTS % (VISION, TEXT, VISION, TEXT)
+    for which in ("without", "with"):
+        done = subprocess.run([sys.executable, "-c", code, which, tmp_path / "p"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr

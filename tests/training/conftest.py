@@ -46,6 +46,12 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def members() -> dict[str, bytes]:
+    """The members of one good sample."""
+    return {"png": picture("red", "circle", 0), "txt": b"red circle", "json": b'{"concept": "red-circle"}'}
+
+
 @pytest.fixture(scope="session")
 def recipe(tmp_path_factory: pytest.TempPathFactory, shards: Path) -> Path:
     """A recipe that trains a registered tiny model on the shapes."""

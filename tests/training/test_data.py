@@ -1,6 +1,7 @@
-import random
+import dataclasses
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 
 import open_clip
 import pytest
@@ -8,7 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.data import DataError, ShardBatches, loader, share_of, unique_batches
+from data_prep.errors import DataError
+from data_prep.manifest import ShardEntry, read_manifest, write_manifest
+from data_prep.shards import ShardWriter
+from training.data import ShardBatches, load, read_shard, share_of, unique_batches
 from training.settings import Settings, SettingsError
 
 
@@ -20,22 +24,31 @@ def dataset(folder, rank=0, world=1, **changes):
 
 
 @given(st.lists(st.integers(0, 5)), st.integers(1, 8))
-def test_unique_batches_lose_and_double_nothing(values, size):
+def test_unique_batches_are_whole_and_double_nothing(values, size):
     samples = [{"n": i, "value": str(v)} for i, v in enumerate(values)]
-    batches = list(unique_batches(samples, size, lambda s: s["value"], patience=len(values)))
-    assert sorted(s["n"] for batch in batches for s in batch) == list(range(len(values)))
+    batches = list(unique_batches(samples, size, lambda s: s["value"]))
+    numbers = [s["n"] for batch in batches for s in batch]
+    assert len(set(numbers)) == len(numbers)
     for batch in batches:
-        assert 0 < len(batch) <= size
-        assert len({s["value"] for s in batch}) == len(batch)
+        assert len(batch) == len({s["value"] for s in batch}) == size
+    # What is left over could not have filled a batch in this order: fewer than `size` distinct values remain.
+    left = {values[n] for n in set(range(len(values))) - set(numbers)}
+    assert len(left) < size or not left
 
 
-def test_too_few_distinct_values_end_with_a_sentence_and_not_in_a_loop():
-    def endless():
-        while True:
-            yield {"value": random.choice("ab")}
+@pytest.mark.parametrize(("unique_key", "size"), [("concept", 13), ("", 37)])
+def test_a_batch_that_no_epoch_can_fill_ends_with_a_sentence(shards, unique_key, size):
+    with pytest.raises(DataError, match=rf"as a batch of {size} needs"):
+        next(iter(dataset(shards, unique_key=unique_key, batch_size=size)))
 
-    with pytest.raises(DataError, match=r"batch of 3 .* gave only 2"):
-        next(unique_batches(endless(), 3, lambda s: s["value"], patience=50))
+
+def test_a_value_that_most_samples_share_does_not_pile_up(shards, monkeypatch):
+    """A skewed set goes on for many epochs; surplus samples of the common value wait for no later epoch."""
+    data = dataset(shards, unique_key="concept", batch_size=2)
+    monkeypatch.setattr(data, "_value", lambda s: "common" if "red" not in s["__key__"] else s["__key__"])
+    monkeypatch.setattr(data, "_collate", lambda batch: batch)
+    batches = list(islice(data, 60))
+    assert all(len(batch) == 2 for batch in batches)
 
 
 @given(st.text(), st.integers(1, 8))
@@ -71,7 +84,7 @@ def test_the_order_is_fixed_by_the_seed(shards):
 
 
 def test_worker_processes_give_whole_batches(shards):
-    images, texts = next(iter(loader(dataset(shards, workers=2, unique_key="concept", batch_size=3))))
+    images, texts = next(load(dataset(shards, workers=2, unique_key="concept", batch_size=3)))
     assert images.dtype == torch.float32
     assert images.shape[:2] == (3, 3)
     assert texts.dtype == torch.int64
@@ -91,5 +104,62 @@ def test_more_readers_than_shards_are_refused(shards):
 
 
 def test_a_missing_unique_key_names_the_sample(shards):
-    with pytest.raises(DataError, match="has no JSON field 'colour'"):
+    with pytest.raises(DataError, match="sample vendor.* has no JSON field 'colour'"):
         next(iter(dataset(shards, unique_key="colour")))
+
+
+def one_shard(folder, samples, claimed=None):
+    """A set of one shard with these members by key; the manifest claims `claimed` samples."""
+    with ShardWriter(folder / "00000.tar") as writer:
+        for key, members in samples.items():
+            writer.write(key, members)
+    entry = writer.close()
+    write_manifest(folder, [dataclasses.replace(entry, samples=entry.samples if claimed is None else claimed)])
+    return folder
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"txt": None}, r"00000\.tar: sample odd has no caption"),
+        ({"txt": b"\xff\xfe"}, r"sample odd: its caption is not UTF-8"),
+        ({"png": None}, r"sample odd has no picture"),
+        ({"png": b"no picture"}, r"sample odd: not a readable picture"),
+        ({"json": None}, r"sample odd has no JSON field 'concept'"),
+        ({"json": b"[1]"}, r"sample odd has no JSON field 'concept'"),
+        ({"json": b"{"}, r"sample odd has no JSON field 'concept'"),
+    ],
+)
+def test_a_bad_sample_is_named(tmp_path, members, change, message, workers):
+    odd = {suffix: data for suffix, data in (members | change).items() if data is not None}
+    data = dataset(one_shard(tmp_path, {"odd": odd}), unique_key="concept", batch_size=1, workers=workers)
+    with pytest.raises(DataError, match=message) as caught:
+        next(load(data))
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_shard_with_another_count_than_the_manifest_ends_the_run(tmp_path, members):
+    data = dataset(one_shard(tmp_path, {"a": members, "b": members}, claimed=3), batch_size=1)
+    with pytest.raises(DataError, match=r"00000\.tar holds 2 samples, the manifest says 3"):
+        list(islice(data, 3))
+
+
+def test_damage_inside_a_shard_is_not_passed_over(tmp_path, members):
+    """Half of the file zeroed, same size: tar readers stop there without a word."""
+    folder = one_shard(tmp_path, {f"s{i}": members for i in range(6)})
+    path = folder / "00000.tar"
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2 // 512 * 512] + bytes(len(content) - len(content) // 2 // 512 * 512))
+    (entry,) = read_manifest(folder)
+    with pytest.raises(DataError, match=r"00000\.tar"):
+        list(read_shard(folder, entry))
+
+
+def test_a_shard_name_is_a_file_and_never_a_command(tmp_path, members, monkeypatch):
+    one_shard(tmp_path, {"a": members})
+    name = "pipe:touch owned"
+    (tmp_path / "00000.tar").rename(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    assert len(list(read_shard(Path("."), ShardEntry(name, 1, "0" * 64, samples=1)))) == 1
+    assert not (tmp_path / "owned").exists()

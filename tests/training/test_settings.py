@@ -1,5 +1,7 @@
+import json
 from pathlib import Path
 
+import open_clip
 import pytest
 
 from training import settings
@@ -30,13 +32,23 @@ def test_augmentation_words_are_literals():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--model", "tiny-emoji-eq9"], "unknown; nearest: tiny-emoji-eq7"),
+        (["--model", "tiny-emoji-eq9"], "is unknown .did you mean 'tiny-emoji-eq[47]"),
         (["--steps", "0"], "steps must be at least 1, found 0"),
-        (["--lr", "nan"], "lr must be at least 0, found nan"),
+        (["--lr", "nan"], "lr must be a finite number, found nan"),
         (["--lr", "-1"], "lr must be at least 0"),
         (["--warmup", "99999"], r"warmup \(99999\) must not exceed steps"),
         (["--train-data", ""], "--train-data is missing"),
-        (["--aug-cfg", "scales=1"], "unknown key 'scales'; did you mean 'scale'"),
+        (["--lr", "inf"], "lr must be a finite number"),
+        (["--beta1", "1.5"], "beta1 must be less than 1, found 1.5"),
+        (["--seed", "99999999999999999999"], "seed must be less than 2147483648"),
+        (["--opt", "timm/nmuonn"], "did you mean 'timm/nmuon'"),
+        (["--opt", "timm"], "--opt 'timm' is unknown"),
+        (["--model", "coca_ViT-B-32"], "CoCa or SigLIP"),
+        (["--model", "ViT-B-16-SigLIP"], "CoCa or SigLIP"),
+        (["--model-configs", "nowhere"], "nowhere: no such folder"),
+        (["--aug-cfg", "scale=foo"], "cannot be used by OpenCLIP"),
+        (["--aug-cfg", "scale=(2,)"], "cannot be used by OpenCLIP"),
+        (["--aug-cfg", "scales=1"], "unknown key 'scales' .did you mean 'scale'"),
         (["--aug-cfg", "scale"], "write key=value"),
         (["--config", "nowhere.toml"], "nowhere.toml: No such file"),
     ],
@@ -49,7 +61,7 @@ def test_a_wrong_setting_is_refused_with_a_sentence(words, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("batchsize = 3", "unknown key 'batchsize'; did you mean 'batch_size'"),
+        ("batchsize = 3", "unknown key 'batchsize' .did you mean 'batch_size'"),
         ("batch_size = 'many'", "batch_size must be int, found 'many'"),
         ("batch_size = true", "batch_size must be int"),
         ("precision = 'fp8'", "precision must be one of auto, fp32, amp_bf16"),
@@ -62,6 +74,13 @@ def test_a_wrong_recipe_is_refused_with_a_sentence(tmp_path, text, message):
     path.write_text(f'model = "tiny-emoji-eq7"\ntrain_data = "x"\noutput = "y"\n{text}\n')
     with pytest.raises(settings.SettingsError, match=message):
         resolve("--config", path, "--steps", 200)
+
+
+def test_a_users_own_config_can_be_named(tmp_path):
+    config = open_clip.get_model_config("tiny-emoji-eq7")
+    (tmp_path / "my-own-eq7.json").write_text(json.dumps(config))
+    resolved = resolve("--config", RECIPE, "--model-configs", tmp_path, "--model", "my-own-eq7")
+    assert resolved.model == "my-own-eq7"
 
 
 def test_every_setting_has_help():

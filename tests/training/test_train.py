@@ -95,7 +95,7 @@ torch.manual_seed(0)
 model = open_clip.create_model("tiny-emoji-eq7mean", output_dict=True).double()
 images, texts = torch.load(sys.argv[1])
 part = slice(rank * 4, rank * 4 + 4)
-replica = DistributedDataParallel(model, broadcast_buffers=False)
+replica = DistributedDataParallel(model)
 ClipLoss(gather_with_grad=True, rank=rank, world_size=world)(**replica(images[part], texts[part])).backward()
 if rank == 0:
     torch.save({n: p.grad for n, p in model.named_parameters()}, sys.argv[2])

@@ -1,0 +1,62 @@
+"""Registration with OpenCLIP: the model configs this package ships, and the seam that reads attention specs."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import open_clip
+
+from open_clip_linear.attention import KINDS
+from open_clip_linear.towers import vit
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What `register` added to OpenCLIP."""
+
+    models: tuple[str, ...]
+    kinds: tuple[str, ...]
+
+
+_registration: Registration | None = None
+
+
+def model_config_dir() -> Path:
+    """The folder of the model configs: inside an installed package, or `configs/models` of a checkout."""
+    package = Path(__file__).parent
+    for folder in (package / "model_configs", package.parent / "configs" / "models"):
+        if folder.is_dir():
+            return folder
+    raise FileNotFoundError(
+        f"no model configs beside {package}: neither model_configs/ (a wheel) nor ../configs/models (a checkout); "
+        "install the package again"
+    )
+
+
+def register() -> Registration:
+    """Register the models and the attention kinds with OpenCLIP; calling it again changes nothing.
+
+    Returns:
+        The names that were added.
+
+    Raises:
+        RuntimeError: one of the model names is taken by another config already.
+    """
+    global _registration
+    if _registration is not None:
+        return _registration
+    folder = model_config_dir()
+    models = tuple(sorted(path.stem for path in folder.glob("*.json")))
+    taken = sorted(set(models) & set(open_clip.list_models()))
+    if taken:
+        raise RuntimeError(
+            f"OpenCLIP has models of these names already: {', '.join(taken)}; import open_clip_linear before adding "
+            "configs, and give yours other names"
+        )
+    vit.install()
+    open_clip.add_model_config(folder)
+    _registration = Registration(models, tuple(KINDS))
+    _logger.info("open_clip_linear added %d models and the attention kinds %s", len(models), ", ".join(KINDS))
+    return _registration
