@@ -104,7 +104,7 @@ def test_more_readers_than_shards_are_refused(shards):
 
 
 def test_a_missing_unique_key_names_the_sample(shards):
-    with pytest.raises(DataError, match="sample vendor.* has no JSON field 'colour'"):
+    with pytest.raises(DataError, match=r"sample vendor.* has no JSON field 'colour'"):
         next(iter(dataset(shards, unique_key="colour")))
 
 
