@@ -69,6 +69,9 @@ def parser() -> argparse.ArgumentParser:
 def common_arguments(command: argparse.ArgumentParser) -> None:
     """What both subcommands take: where and how many at once."""
     command.add_argument("--batch-size", type=positive, default=64, help="pictures a forward pass (default 64)")
+    command.add_argument(
+        "--model-configs", type=Path, metavar="DIR", help="folder of further model-config JSON files to know"
+    )
     command.add_argument("--device", help="cpu or cuda[:N] (default: cuda if there is one)")
 
 
@@ -84,6 +87,19 @@ def pick_device(name: str | None) -> str:
         reason = str(error).splitlines()[0]
         raise RefusedError(f"--device {name!r} cannot be used: {reason} Try --device cpu.") from error
     return name
+
+
+def add_model_configs(folder: Path | None) -> None:
+    """Let OpenCLIP know a user's own model configs. Raises RefusedError where there is no such folder."""
+    import open_clip
+
+    import open_clip_linear  # noqa: F401  (its own configs come first, so that a clash of names is found)
+
+    if folder is None:
+        return
+    if not folder.is_dir():
+        raise RefusedError(f"--model-configs {folder}: no such folder.")
+    open_clip.add_model_config(folder)
 
 
 def run_zero_shot(args: argparse.Namespace, argv: Sequence[str]) -> None:
@@ -137,10 +153,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     try:
+        add_model_configs(args.model_configs)
         (run_zero_shot if args.subcommand == "zero-shot" else run_report)(args, argv)
     except (RefusedError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted; what was written before is whole", file=sys.stderr)
+        return 130
     return 0
 
 

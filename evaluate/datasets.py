@@ -5,7 +5,8 @@ An entry says nothing about a model; ``samples.py`` reads it and ``zero_shot.py`
 
 from dataclasses import dataclass
 
-from evaluate.errors import RefusedError, nearest
+from evaluate.errors import RefusedError
+from open_clip_linear.spec import nearest
 
 
 @dataclass(frozen=True)
@@ -76,5 +77,5 @@ DATASETS = {dataset.name: dataset for dataset in (EMOJI,)}
 def get_dataset(name: str) -> Dataset:
     """The entry of that name. Raises RefusedError that names the nearest known ones."""
     if name not in DATASETS:
-        raise RefusedError(f"--dataset {name!r} is not known. {nearest(name, DATASETS)}")
+        raise RefusedError(f"--dataset {name!r} is not known{nearest(name, DATASETS)}. Known: {', '.join(DATASETS)}.")
     return DATASETS[name]

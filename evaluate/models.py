@@ -15,8 +15,10 @@ from torch import nn
 
 import open_clip_linear  # noqa: F401 -- registers the models on import
 from data_prep.manifest import sha256_file
-from evaluate.errors import RefusedError, nearest
+from evaluate.errors import RefusedError
 from evaluate.zero_shot import Preprocess, Tokenizer
+from open_clip_linear.spec import nearest
+from open_clip_linear.towers.vit import STOCK_BLOCK_TYPES
 
 SCALARS = ("logit_scale", "logit_bias")
 
@@ -56,14 +58,14 @@ def attention_kind(tower_config: dict[str, Any]) -> str:
     if name := tower_config.get("timm_model_name"):
         return str(name)
     kind = tower_config.get("block_type")
-    return "softmax" if kind in (None, "default", "custom") else str(kind)
+    return "softmax" if kind in STOCK_BLOCK_TYPES else str(kind)
 
 
 def model_config(name: str) -> dict[str, Any]:
     """The JSON config of a registered model. Raises RefusedError that names the nearest known ones."""
     config = open_clip.get_model_config(name) if ":" not in name else None
     if config is None:
-        raise RefusedError(f"--model {name!r} is not a registered model. {nearest(name, open_clip.list_models())}")
+        raise RefusedError(f"--model {name!r} is not a registered model{nearest(name, open_clip.list_models())}.")
     return config
 
 

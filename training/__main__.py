@@ -1,6 +1,7 @@
 """`python -m training` and `torchrun -m training`: settings from a recipe and options, then the loop."""
 
 import logging
+import os
 import shlex
 import sys
 
@@ -16,16 +17,17 @@ def main() -> int:
     arguments = settings.parser().parse_args()
     # Random weights are what a run starts from; OpenCLIP warns of them on the root logger.
     logging.getLogger().addFilter(lambda record: "initialized randomly" not in record.getMessage())
+    where = f" (process {os.environ['RANK']})" if "RANK" in os.environ else ""
     command = "python -m training " + shlex.join(sys.argv[1:])
     try:
         resolved = settings.resolve(arguments)
         with join() as world:
             train(resolved, world, command)
     except settings.SettingsError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error{where}: {error}", file=sys.stderr)
         return 2
     except (DataError, TrainingError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error{where}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted; nothing was saved", file=sys.stderr)

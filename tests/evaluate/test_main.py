@@ -9,7 +9,7 @@ import open_clip
 import pytest
 import torch
 
-from evaluate.__main__ import main, pick_device
+from evaluate.__main__ import add_model_configs, main, pick_device
 from evaluate.errors import RefusedError
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -84,16 +84,23 @@ def test_refusals_come_before_the_model_is_built(
         "--output": str(tmp_path / "r.json"),
     }
     for option, value, message in (
-        ("--model", "tiny-emoji-eq77", "Nearest: tiny-emoji-eq7"),
+        ("--model", "tiny-emoji-eq77", "did you mean 'tiny-emoji-eq7'"),
         ("--pretrained", str(tmp_path), "found a folder"),
         ("--dataset", "imagenet", "Known: emoji"),
         ("--root", str(tmp_path / "nothing"), "no such folder"),
         ("--output", str(tmp_path), "is a folder"),
         ("--device", "cuda:99", "cannot be used"),
+        ("--model-configs", str(tmp_path / "nothing"), "no such folder"),
     ):
         arguments = [word for pair in (good | {option: value}).items() for word in pair]
         assert main(["zero-shot", *arguments]) == 1
         assert message in capsys.readouterr().err
+
+
+def test_a_users_own_config_can_be_named(tmp_path: Path) -> None:
+    (tmp_path / "my-own-model.json").write_text(json.dumps(open_clip.get_model_config(MODEL)))
+    add_model_configs(tmp_path)
+    assert "my-own-model" in open_clip.list_models()
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:

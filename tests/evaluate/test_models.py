@@ -30,7 +30,7 @@ def test_another_image_size_reaches_model_and_transform(nano: tuple[str, Path]) 
 
 
 def test_unknown_model_names_the_nearest(nano: tuple[str, Path]) -> None:
-    with pytest.raises(RefusedError, match=r"'ViT-B-61' is not a registered model. Nearest: .*ViT-B-16"):
+    with pytest.raises(RefusedError, match=r"'ViT-B-61' is not a registered model .did you mean 'ViT-"):
         load_model("ViT-B-61", nano[1])
     with pytest.raises(RefusedError, match="not a registered model"):
         load_model("hf-hub:someone/something", nano[1])
