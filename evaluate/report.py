@@ -128,7 +128,7 @@ def parts(
         "found": pictures.found(retrievals, found, encoded),
         "guesses": pictures.guesses(guesses, right, encoded),
         "facts": page.facts(runs, labels),
-        "commands": page.commands(commands(runs, labels, command)),
+        "commands": page.commands([*build_command(encoded.folder.path.parent), *commands(runs, labels, command)]),
         "footer": page.footer(run, credits),
     }
 
@@ -140,6 +140,14 @@ def budgets(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
         return []
     each = ", ".join(f"{label} {count:,}" for label, count in zip(labels, seen, strict=True))
     return [f"The runs saw different numbers of pictures ({each}), so this compares budgets as well as models."]
+
+
+def build_command(root: Path) -> list[tuple[str, str]]:
+    """How the set was built, as `data_prep` recorded it in stats.json; nothing for a set that came another way."""
+    try:
+        return [("Build the data set", str(json.loads((root / "stats.json").read_text(encoding="utf-8"))["command"]))]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def commands(runs: Sequence[Run], labels: Sequence[str], command: str) -> list[tuple[str, str]]:

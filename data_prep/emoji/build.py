@@ -51,9 +51,10 @@ def build(output: Path, cache: Path, settings: Settings, workers: int, catalogue
                 write_set(folder / part.name, part, settings.image_size, renderer)
         problems = [problem for part in parts for problem in part.problems]
         _check_problems(problems, len(drawings))
-        stats = _stats(settings, catalogue, parts, problems)
+        command = settings.command(str(output))
+        stats = {"command": command, **_stats(settings, catalogue, parts, problems)}
         atomic.write_text(folder / STATS, json.dumps(stats, indent=1) + "\n")
-        page = readme(settings.command(str(output)), settings.vendors(catalogue), catalogue.concepts, stats)
+        page = readme(command, settings.vendors(catalogue), catalogue.concepts, stats)
         atomic.write_text(folder / "README.md", page)
     return {"built": True, **stats}
 

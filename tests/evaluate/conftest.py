@@ -79,6 +79,7 @@ def write_root(root: Path) -> Path:
     names = {4: NASTY}
     write_set(root / "heldout-vendor", [class_entry(i, names.get(i), flag=i in (0, 7, 19)) for i in range(20)])
     write_set(root / "heldout-concepts", [class_entry(i) for i in range(30, 36)], vendors=("one", "two"))
+    (root / "stats.json").write_text(json.dumps({"command": "python -m data_prep emoji --output here"}))
     return root
 
 

@@ -106,6 +106,7 @@ def test_page_fetches_nothing_runs_nothing_and_escapes(run: Path, emoji_root: Pa
     text = "".join(page.text)
     assert "<b>&\"'</b>" in text, "the nasty name is shown, as text"
     assert 'python -m training --model test-evaluate-nano --train-data "<a & b>"' in text
+    assert "python -m data_prep emoji --output here" in text
     assert "python -m evaluate report --run" in text
     assert "1 logged steps had a loss that is not finite" in text
     assert "64 × 2 processes" in text
