@@ -1,6 +1,7 @@
 """`bootstrap.py` and the Makefile, without a network: real environments of a tiny project, real pip, real locks."""
 
 import ast
+import contextlib
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import namedtuple
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,8 @@ def start(project: Path, extras: str, **extra: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        # A shell that starts the tests in the background has them ignore Ctrl-C, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
@@ -304,12 +308,15 @@ def test_packages_left_in_pieces_are_removed_so_that_pip_installs_them(tmp_path:
 
 
 @pytest.fixture
-def at_the_gate(project: Path) -> tuple[Path, subprocess.Popen[str]]:
-    """A run for "two" whose pip is in the middle of the installation."""
+def at_the_gate(project: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
+    """A run for "two" whose pip is in the middle of the installation; whatever is left of both is ended after."""
     os.mkfifo(project / "gate")
     process = start(project, "two")
     (project / "gate").open().close()  # returns when the other end is opened
-    return project, process
+    yield project, process
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -30,7 +30,8 @@ def test_zero_shot_writes_json_and_a_table(cli: Cli, emoji_root: Path, tmp_path:
     for row in result["results"].values():
         assert {"top1", "top5", "mean_per_class", "n", "classes", "chance", "interval"} <= set(row)
     assert (result["model"], result["kind"], result["precision"]) == (MODEL, "eq7", "fp32")
-    assert (result["image_size"], result["templates"]["texts"]) == (64, ["{}"])
+    trained_size = open_clip.get_model_config(MODEL)["vision_cfg"]["image_size"]
+    assert (result["image_size"], result["templates"]["texts"]) == (trained_size, ["{}"])
     assert result["counts"] == {"images": 32, "bad_images": 0}
     assert len(result["checkpoint"]["sha256"]) == len(result["manifests"]["heldout-vendor"]) == 64
     assert result["command"].startswith("python -m evaluate zero-shot --model tiny-emoji-eq7")
