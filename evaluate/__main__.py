@@ -13,7 +13,7 @@ from pathlib import Path
 from evaluate.errors import RefusedError
 
 ZERO_SHOT_EXAMPLE = """example:
-  python -m evaluate zero-shot --model tiny-emoji-eq7 --pretrained runs/quickstart/checkpoint.pt \\
+  python -m evaluate zero-shot --model tiny-emoji-eq7mean --pretrained runs/quickstart/checkpoint.pt \\
       --dataset emoji --root data/emoji --output runs/quickstart/zero-shot.json
 """
 REPORT_EXAMPLE = """example:
@@ -90,16 +90,15 @@ def pick_device(name: str | None) -> str:
 
 
 def add_model_configs(folder: Path | None) -> None:
-    """Let OpenCLIP know a user's own model configs. Raises RefusedError where there is no such folder."""
-    import open_clip
-
-    import open_clip_linear  # noqa: F401  (its own configs come first, so that a clash of names is found)
+    """Let OpenCLIP know a user's own model configs. Raises RefusedError where one of them cannot be used."""
+    import open_clip_linear
 
     if folder is None:
         return
-    if not folder.is_dir():
-        raise RefusedError(f"--model-configs {folder}: no such folder.")
-    open_clip.add_model_config(folder)
+    try:
+        open_clip_linear.add_model_configs(folder)
+    except ValueError as error:
+        raise RefusedError(f"--model-configs: {error}.") from error
 
 
 def run_zero_shot(args: argparse.Namespace, argv: Sequence[str]) -> None:

@@ -6,7 +6,6 @@ code. Tags that would be downloaded are not taken: a result names the hash of a 
 
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import open_clip
@@ -92,8 +91,8 @@ def load_model(
         model, _, preprocess = open_clip.create_model_and_transforms(
             name, pretrained=str(checkpoint.resolve()), precision="fp32", device=device, force_image_size=image_size
         )
-    except (RuntimeError, ValueError, KeyError, EOFError, OSError, UnpicklingError) as error:
-        first_lines = " ".join(str(error).split())[:600]
+    except Exception as error:  # OpenCLIP, torch and safetensors raise every kind for files that do not fit
+        first_lines = f"{type(error).__name__}: {' '.join(str(error).split())[:600]}."
         raise RefusedError(
             f"{checkpoint} cannot be loaded into {name}: {first_lines} "
             "Check that the file is a whole checkpoint and that --model is the model it was trained as."

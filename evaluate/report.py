@@ -22,6 +22,7 @@ from evaluate.result import check_writable, command_line, notes
 from evaluate.runs import Run, read_run
 from evaluate.samples import Folder, read_folder
 from evaluate.zero_shot import Encoded, encode_folder
+from open_clip_linear import add_model_configs
 
 EXAMPLES_FROM = "heldout-vendor"
 
@@ -85,6 +86,11 @@ def encode_examples(
 ) -> tuple[Encoded, float]:
     """The pictures and names of ``folder`` through the run's model, and its logit scale after exp."""
     size = run.zero_shot.get("forced_image_size")
+    if own := run.settings.get("model_configs"):
+        try:
+            add_model_configs(Path(own))
+        except ValueError as error:
+            raise RefusedError(f"{run.path} was trained with --model-configs {own}: {error}.") from error
     loaded = load_model(run.model, run.checkpoint, device=device, image_size=size)
     if loaded.sha256 != run.zero_shot["checkpoint"]["sha256"]:
         raise RefusedError(

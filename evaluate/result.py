@@ -40,7 +40,7 @@ def command_line(argv: Sequence[str]) -> str:
 def versions() -> dict[str, str]:
     """Versions of what the figures depend on; a package run from a checkout without metadata is ``unknown``."""
     found = {"python": platform.python_version()}
-    for package in ("torch", "torchvision", "open_clip_torch", "timm", "pillow", "open_clip_linear"):
+    for package in ("torch", "torchvision", "open_clip_torch", "timm", "webdataset", "pillow", "open_clip_linear"):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

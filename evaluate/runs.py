@@ -70,7 +70,10 @@ def read_run(path: Path, sets: tuple[str, ...]) -> Run:
         raise RefusedError(
             f"{path}: its files are of different models: {models}. Evaluate this run's checkpoint again."
         )
-    missing = [name for name in sets if name not in zero_shot["results"]]
+    results, manifests, checkpoint = (zero_shot[name] for name in ("results", "manifests", "checkpoint"))
+    if not (isinstance(results, dict) and isinstance(manifests, dict) and isinstance(checkpoint, dict)):
+        raise RefusedError(f"{path / ZERO_SHOT} is not as `evaluate zero-shot` writes it. Evaluate the run again.")
+    missing = [name for name in sets if not isinstance(results.get(name), dict) or "classes" not in results[name]]
     if missing:
         raise RefusedError(f"{path / ZERO_SHOT} has no figures for {', '.join(missing)}. Evaluate the run again.")
     steps, losses, non_finite = read_losses(path / METRICS)
@@ -101,13 +104,15 @@ def read_losses(path: Path) -> tuple[list[float], list[float], int]:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     except FileNotFoundError:
         raise RefusedError(f"{path} is missing. `python -m training` writes it: run that first.") from None
+    except UnicodeDecodeError as error:
+        raise RefusedError(f"{path} is not UTF-8 text ({error.reason}). Run the training again.") from error
     if lines and not lines[-1].endswith("\n"):
         lines.pop()
     by_step: dict[float, float] = {}
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-            # A resumed run may write a step again: the later row is the one that counts.
+            # Should a step be there twice, the later row is the one that counts.
             by_step[float(row["step"])] = float("nan" if row["loss"] is None else row["loss"])
         except (ValueError, KeyError, TypeError) as error:
             raise RefusedError(

@@ -14,7 +14,7 @@ from importlib.metadata import version
 
 from open_clip_linear.attention import KINDS
 from open_clip_linear.checkpoint import KindMismatchError
-from open_clip_linear.registry import Registration, register
+from open_clip_linear.registry import Registration, add_model_configs, register
 from open_clip_linear.spec import AttentionSpec, SpecError, parse_spec
 
 __version__ = version("open_clip_linear")
@@ -24,6 +24,7 @@ __all__ = [
     "KindMismatchError",
     "Registration",
     "SpecError",
+    "add_model_configs",
     "parse_spec",
     "register",
 ]

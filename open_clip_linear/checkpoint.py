@@ -4,7 +4,8 @@ All kinds share OpenCLIP's parameter names, and most share their shapes: without
 load into a `softmax` tower and give wrong embeddings. Each tower's transformer therefore holds one small uint8
 buffer, `attention_spec`, with the spec's text. `softmax` carries none: its state dict is exactly stock OpenCLIP's.
 Stock OpenCLIP without the plugin refuses the mark as an unexpected key. The mark is written anew on every save and
-read leniently, because weight averaging (EMA, WiSE-FT) computes with buffers too.
+read leniently, because weight averaging computes with buffers too (timm's EMA, SWA and WiSE-FT are tested or tried;
+code that averages a state dict in place must pass integer entries over, as it must for any integer buffer).
 """
 
 from collections.abc import Mapping
@@ -30,12 +31,15 @@ def mark(spec: AttentionSpec | None) -> Tensor | None:
 
 
 def read_mark(found: Any) -> str:
-    """The text of a mark, whatever float or integer dtype it went through; of a damaged one, what it looks like."""
+    """The text of a mark, whatever float or integer dtype it went through. Raises KindMismatchError if damaged."""
     try:
         return bytes(round(value) for value in found.flatten().tolist()).decode()
-    except (AttributeError, TypeError, ValueError, NotImplementedError, RuntimeError):
-        kind = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-        return f"a damaged mark ({kind})"
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:  # NotImplementedError is a RuntimeError
+        what = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise KindMismatchError(
+            f"the attention mark of these weights ({what}) cannot be read, so nothing says which kind they are of; "
+            "take the weights from where they were first saved"
+        ) from error
 
 
 def check_kind(own: AttentionSpec | None, state_dict: Mapping[str, Any], prefix: str) -> None:

@@ -1,12 +1,14 @@
 """Registration, the generated configs, and the wheel."""
 
 import importlib
+import json
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import open_clip
+import pytest
 
 import open_clip_linear
 
@@ -29,6 +31,31 @@ def test_it_says_what_it_added():
     kinds = ("softmax", "eq4", "eq7", "eq7mean", "sema", "inline")
     assert {f"ViT-{size}-16-{kind}" for size in "SBL" for kind in kinds} <= set(added.models)
     assert added.kinds == ("softmax", "eq4", "eq7", "sema", "inline")
+
+
+def test_a_users_configs_are_checked_one_by_one(tmp_path):
+    good = open_clip.get_model_config("tiny-emoji-eq7")
+
+    def refused(name, text, message):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ValueError, match=message):
+            open_clip_linear.add_model_configs(tmp_path)
+        (tmp_path / name).unlink()
+
+    with pytest.raises(ValueError, match="no such folder"):
+        open_clip_linear.add_model_configs(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"no \*\.json"):
+        open_clip_linear.add_model_configs(tmp_path)
+    refused("broken.json", "{", r"broken\.json is no model config")
+    refused("list.json", "[]", r"list\.json is no model config")
+    refused("lacking.json", json.dumps({"embed_dim": 3}), "vision_cfg")
+    refused("unknown.json", json.dumps(good | {"text_cfg": {"layer": 3}}), "unexpected keyword argument 'layer'")
+    refused("wrong.json", json.dumps(good | {"vision_cfg": {"block_type": "eq9"}}), "unknown kind 'eq9'")
+    refused("tiny-emoji-eq7.json", json.dumps(good), "tiny-emoji-eq7 already")
+    (tmp_path / "a-users-own.json").write_text(json.dumps(good))
+    assert open_clip_linear.add_model_configs(tmp_path) == ("a-users-own",)
+    assert open_clip_linear.add_model_configs(tmp_path) == ("a-users-own",)
+    assert open_clip.create_model("a-users-own").visual.image_size == (48, 48)
 
 
 def test_configs_are_what_the_generator_writes():

@@ -29,6 +29,14 @@ def main() -> int:
     except (DataError, TrainingError) as error:
         print(f"error{where}: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        print(f"error{where}: {error}; nothing was saved after the last file named above", file=sys.stderr)
+        return 1
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        print(f"error{where}: {error} If memory ran out, use fewer workers.", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted; nothing was saved", file=sys.stderr)
         return 130

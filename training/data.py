@@ -1,4 +1,4 @@
-"""From shards to batches: what the manifest names, each sample once an epoch, in an order fixed by the seed.
+"""From shards to batches: what the manifest names, each sample at most once an epoch, in an order fixed by the seed.
 
 Reading is webdataset's (tar iteration, grouping by key, shuffling) on files opened here, so that a shard's name can
 never be taken for a command or an address; pictures are decoded by our own decoder only. Each shard's samples are

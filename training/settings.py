@@ -17,6 +17,7 @@ import timm.optim
 from open_clip.transform import AugmentationCfg, image_transform
 from PIL import Image
 
+from open_clip_linear import add_model_configs
 from open_clip_linear.spec import nearest
 
 PRECISIONS = ("auto", "fp32", "amp_bf16")
@@ -58,7 +59,8 @@ class Settings:
     unique_key: str = _setting(
         "",
         "JSON field of a sample of which no two in a global batch may share a value (for small sets where several "
-        "pictures have one caption and would count as negatives of each other); every process then reads all shards",
+        "pictures have one caption and would count as negatives of each other); every process then reads all shards, "
+        "and samples left over at the end of an epoch wait for another",
     )
     log_every_n_steps: int = _setting(10, "steps between lines of metrics.jsonl", least=1)
     aug_cfg: dict[str, Any] = _setting({}, "OpenCLIP's augmentation settings, as key=value words")
@@ -155,7 +157,8 @@ def check(settings: Settings) -> None:
     for name, setting in _FIELDS.items():
         value, kind = getattr(settings, name), setting.type
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            setattr(settings, name, float(value))
+            value = float(value) if abs(value) < 1e300 else math.inf
+            setattr(settings, name, value)
         elif name != "aug_cfg" and (not isinstance(value, kind) or isinstance(value, bool)):  # type: ignore[arg-type]
             raise SettingsError(f"{name} must be {getattr(kind, '__name__', kind)}, found {value!r}")
         if isinstance(value, float) and not math.isfinite(value):
@@ -172,9 +175,10 @@ def check(settings: Settings) -> None:
         if not getattr(settings, name):
             raise SettingsError(f"{_option(name)} is missing: give it as an option or in the recipe")
     if settings.model_configs:
-        if not Path(settings.model_configs).is_dir():
-            raise SettingsError(f"--model-configs {settings.model_configs}: no such folder")
-        open_clip.add_model_config(settings.model_configs)
+        try:
+            add_model_configs(Path(settings.model_configs))
+        except ValueError as error:
+            raise SettingsError(f"--model-configs: {error}") from error
     if settings.model not in open_clip.list_models():
         raise SettingsError(f"--model {settings.model!r} is unknown{nearest(settings.model, open_clip.list_models())}")
     config = open_clip.get_model_config(settings.model)
@@ -197,5 +201,6 @@ def _check_augmentation(aug_cfg: Any) -> None:
             raise SettingsError(f"aug_cfg: unknown key {key!r}{nearest(key, known)}; known: {', '.join(known)}")
     try:
         image_transform(8, is_train=True, aug_cfg=aug_cfg)(Image.new("RGB", (16, 16)))
-    except (TypeError, ValueError, IndexError, AssertionError) as error:
-        raise SettingsError(f"aug_cfg {aug_cfg} cannot be used by OpenCLIP: {error or type(error).__name__}") from error
+    except Exception as error:  # torchvision and timm raise many kinds for values they cannot use
+        reason = str(error).strip() or type(error).__name__
+        raise SettingsError(f"aug_cfg {aug_cfg} cannot be used by OpenCLIP: {reason}") from error

@@ -10,7 +10,7 @@ steps), train.json (what the run was and took) and checkpoint.pt, which
 import io
 import json
 import math
-import platform
+import shutil
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
@@ -20,13 +20,12 @@ from typing import Any
 import open_clip
 import timm.optim
 import torch
-import webdataset
 from open_clip.loss import ClipLoss
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import open_clip_linear
 from data_prep import atomic
+from evaluate.result import versions
 from training.data import ShardBatches, load
 from training.distributed import World
 from training.log import RunLog
@@ -77,17 +76,20 @@ def parameter_groups(model: nn.Module, wd: float) -> list[dict[str, Any]]:
 
 
 def build_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """AdamW, or one of timm's by name, over OpenCLIP's two groups."""
+    """AdamW, or one of timm's by name, over OpenCLIP's two groups. Raises SettingsError where it cannot be built."""
     groups = parameter_groups(model, settings.wd)
     betas = (settings.beta1, settings.beta2)
     if settings.opt == "adamw":
         return torch.optim.AdamW(groups, lr=settings.lr, betas=betas, eps=settings.eps, fused=True)
     name = settings.opt.removeprefix("timm/")
     info = timm.optim.get_optimizer_info(name)
-    kwargs: dict[str, Any] = {"betas": betas} if info.has_betas else {}
+    kwargs: dict[str, Any] = {"betas": betas} if info.has_betas and info.num_betas == 2 else {}
     if info.has_eps:
         kwargs["eps"] = settings.eps
-    return timm.optim.create_optimizer_v2(groups, name, lr=settings.lr, weight_decay=settings.wd, **kwargs)
+    try:
+        return timm.optim.create_optimizer_v2(groups, name, lr=settings.lr, weight_decay=settings.wd, **kwargs)
+    except Exception as error:  # each optimizer has its own needs: a GPU, a package
+        raise SettingsError(f"--opt {settings.opt} cannot be used here: {error or type(error).__name__}") from error
 
 
 def train(settings: Settings, world: World, command: str) -> None:
@@ -118,6 +120,7 @@ def train(settings: Settings, world: World, command: str) -> None:
     # Gathering with gradients is the only form whose gradients equal those of one process on the joint batch.
     loss_of = ClipLoss(gather_with_grad=True, rank=world.rank, world_size=world.size)
     log = RunLog(output, settings.steps) if world.is_first else None
+    check_room(output, model)
     parameters = sum(p.numel() for p in model.parameters())
     facts = {"precision": precision, "world_size": world.size, "command": command, "versions": versions()}
     if log:
@@ -183,16 +186,13 @@ def train(settings: Settings, world: World, command: str) -> None:
         print(f"trained {settings.steps} steps in {row['seconds'] / 60:.1f} minutes: {output / 'checkpoint.pt'}")
 
 
-def versions() -> dict[str, str]:
-    """Versions of what a result depends on."""
-    return {
-        "open_clip_linear": open_clip_linear.__version__,
-        "open_clip": open_clip.__version__,
-        "torch": torch.__version__,
-        "timm": timm.__version__,
-        "webdataset": webdataset.__version__,
-        "python": platform.python_version(),
-    }
+def check_room(output: Path, model: nn.Module) -> None:
+    """Raise SettingsError where the disk could not hold the checkpoint at the end of the run."""
+    needed = sum(t.numel() * t.element_size() for t in model.state_dict().values())
+    there = output if output.exists() else Path(".")
+    free = shutil.disk_usage(there).free
+    if free < 1.1 * needed:
+        raise SettingsError(f"--output {output}: a checkpoint takes {needed:,} bytes and {free:,} are free; make room")
 
 
 def save_checkpoint(path: Path, model: nn.Module, settings: Settings) -> None:

@@ -50,7 +50,7 @@ Method = Callable[..., Any]
 _layout: ContextVar[TokenLayout | None] = ContextVar("layout of the vision tower being built", default=None)
 
 
-def attention_spec(transformer: nn.Module) -> AttentionSpec | None:
+def spec_of(transformer: nn.Module) -> AttentionSpec | None:
     """The spec a transformer was built with; None for OpenCLIP's own blocks."""
     return getattr(transformer, "spec", None)
 
@@ -123,7 +123,7 @@ def guard_loading(original: Method) -> Method:
 
     @wraps(original)
     def load(self: nn.Module, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        spec = attention_spec(self)
+        spec = spec_of(self)
         check_kind(spec, state_dict, prefix)
         if prefix + MARK in state_dict:
             # An averaged or cast mark says the same in another dtype; ours is loaded in its place.
@@ -140,7 +140,7 @@ def write_mark(original: Method) -> Method:
     def save(self: nn.Module, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         original(self, destination, prefix, keep_vars)
         if prefix + MARK in destination:
-            destination[prefix + MARK] = mark(attention_spec(self))
+            destination[prefix + MARK] = mark(spec_of(self))
 
     return save
 

@@ -18,7 +18,7 @@ FILES: dict[str, dict[str, Any]] = {
         "model": "m",
         "kind": "eq7",
         "dataset": "emoji",
-        "results": {"heldout_vendor": {}},
+        "results": {"heldout_vendor": {"classes": 3}},
         "manifests": {},
         "checkpoint": {},
         "parameters": {},

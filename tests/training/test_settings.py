@@ -46,6 +46,8 @@ def test_augmentation_words_are_literals():
         (["--model", "coca_ViT-B-32"], "CoCa or SigLIP"),
         (["--model", "ViT-B-16-SigLIP"], "CoCa or SigLIP"),
         (["--model-configs", "nowhere"], "nowhere: no such folder"),
+        (["--aug-cfg", "scale=(0.9,0.1)"], "cannot be used by OpenCLIP: ."),
+        (["--aug-cfg", "gray_scale_prob=2"], "cannot be used by OpenCLIP: ."),
         (["--aug-cfg", "scale=foo"], "cannot be used by OpenCLIP"),
         (["--aug-cfg", "scale=(2,)"], "cannot be used by OpenCLIP"),
         (["--aug-cfg", "scales=1"], "unknown key 'scales' .did you mean 'scale'"),

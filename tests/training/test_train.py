@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import open_clip
 import pytest
@@ -13,8 +14,8 @@ import torch
 from open_clip.loss import ClipLoss
 from open_clip_train.scheduler import cosine_lr
 
-from training.settings import Settings
-from training.train import learning_rate, parameter_groups
+from training.settings import Settings, SettingsError
+from training.train import build_optimizer, check_room, learning_rate, parameter_groups
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -124,6 +125,23 @@ def test_gradients_of_two_processes_equal_one_on_the_joint_batch(tmp_path):
     assert len(joint) == sum(p.requires_grad for p in model.parameters())
     for name, gradient in joint.items():
         assert torch.allclose(gradient, model.get_parameter(name).grad, rtol=1e-8, atol=1e-12), name
+
+
+def test_an_optimizer_that_cannot_be_built_is_refused_with_a_sentence():
+    model = open_clip.create_model("tiny-emoji-eq7")
+    for name in ("bnbadam", "fusedadam"):
+        with pytest.raises(SettingsError, match=f"--opt timm/{name} cannot be used here: ."):
+            build_optimizer(model, Settings(opt=f"timm/{name}"))
+    for name in ("nmuon", "adan", "lion", "sgd"):
+        assert len(build_optimizer(model, Settings(opt=f"timm/{name}")).param_groups) == 2
+
+
+def test_a_disk_without_room_for_the_checkpoint_is_found_before_the_run(tmp_path, monkeypatch):
+    model = open_clip.create_model("tiny-emoji-eq7")
+    check_room(tmp_path, model)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(SettingsError, match="1,000 are free; make room"):
+        check_room(tmp_path, model)
 
 
 def test_refusals_come_before_any_work(recipe, tmp_path):
