@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from data_prep.errors import DataError
 from data_prep.manifest import ShardEntry, sha256_file
@@ -158,6 +158,8 @@ def decode_image(data: bytes) -> Image.Image:
         image: Image.Image = Image.open(io.BytesIO(data))
         image.load()
         return _to_rgb(_upright(image))
+    except UnidentifiedImageError as error:
+        raise DataError(f"not a readable picture ({len(data)} bytes): no format that Pillow knows") from error
     except Exception as error:  # Pillow raises many kinds for damaged input; all mean the same here
         raise DataError(f"not a readable picture ({len(data)} bytes): {error}") from error
 
