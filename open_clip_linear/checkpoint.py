@@ -34,7 +34,7 @@ def read_mark(found: Any) -> str:
     """The text of a mark, whatever float or integer dtype it went through. Raises KindMismatchError if damaged."""
     try:
         return bytes(round(value) for value in found.flatten().tolist()).decode()
-    except (AttributeError, TypeError, ValueError, RuntimeError) as error:  # NotImplementedError is a RuntimeError
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         what = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise KindMismatchError(
             f"the attention mark of these weights ({what}) cannot be read, so nothing says which kind they are of; "
