@@ -30,7 +30,7 @@ def main() -> int:
         print(f"error{where}: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"error{where}: {error}; nothing was saved after the last file named above", file=sys.stderr)
+        print(f"error{where}: {error}; the run ended here and may have saved no checkpoint", file=sys.stderr)
         return 1
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):

@@ -99,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
         description="Pretrain an OpenCLIP model on webdataset shards, on one process or under torchrun.",
         epilog="example: python -m training --config configs/training/quickstart.toml --model tiny-emoji-softmax "
         "--output runs/softmax\n"
-        "         torchrun --nproc-per-node 2 -m training --config configs/training/quickstart.toml --batch-size 128",
+        "         torchrun --nproc-per-node 2 -m training --config configs/training/quickstart.toml --batch-size 64",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

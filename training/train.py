@@ -120,10 +120,10 @@ def train(settings: Settings, world: World, command: str) -> None:
     # Gathering with gradients is the only form whose gradients equal those of one process on the joint batch.
     loss_of = ClipLoss(gather_with_grad=True, rank=world.rank, world_size=world.size)
     log = RunLog(output, settings.steps) if world.is_first else None
-    check_room(output, model)
     parameters = sum(p.numel() for p in model.parameters())
     facts = {"precision": precision, "world_size": world.size, "command": command, "versions": versions()}
     if log:
+        check_room(output, model)
         log.start(
             asdict(settings) | facts,
             f"{settings.model}: {parameters:,} parameters, {dataset.samples:,} samples in {len(dataset.entries)} "
@@ -187,10 +187,9 @@ def train(settings: Settings, world: World, command: str) -> None:
 
 
 def check_room(output: Path, model: nn.Module) -> None:
-    """Raise SettingsError where the disk could not hold the checkpoint at the end of the run."""
+    """Raise SettingsError where the folder `output` could not hold the checkpoint at the end of the run."""
     needed = sum(t.numel() * t.element_size() for t in model.state_dict().values())
-    there = output if output.exists() else Path(".")
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(output).free
     if free < 1.1 * needed:
         raise SettingsError(f"--output {output}: a checkpoint takes {needed:,} bytes and {free:,} are free; make room")
 
