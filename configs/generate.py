@@ -1,5 +1,7 @@
 """Writes configs/models from OpenCLIP's own model configs: only the attention differs.
 
+`ViT-S-16-K` has kind K in the vision tower, `ViT-S-16-K-both` in the text tower as well.
+
     python configs/generate.py            # write
     python configs/generate.py --check    # exit 1 if a file differs from what would be written
 
@@ -17,7 +19,7 @@ from open_clip.factory import get_model_config
 
 MODELS = Path(__file__).parent / "models"
 
-# Suffix of a model's name → the attention spec its vision tower gets.
+# Suffix of a model's name → its attention spec.
 SPECS = {
     "softmax": "softmax",
     "eq4": "eq4",
@@ -27,12 +29,13 @@ SPECS = {
     "inline": "inline",
 }
 
-# The quickstart's model also comes with the learned gain, and with Eq. 4 at Eq. 7's size: the control without
-# which the two cannot be compared. Its grid is 6x6 patches.
+# The quickstart's model also comes with the learned gain, with Eq. 4 at Eq. 7's size (the control without which the two
+# cannot be compared) and with its last layers in softmax. Its grid is 6x6 patches.
 TINY_SPECS = SPECS | {
     "eq4half": "eq4:gain=half_n",
     "eq7learned": "eq7:scale=learned",
     "sema": "sema:window=3",
+    "hybrid": "eq7:scale=mean*4+softmax*2",
 }
 
 # Chosen for twelve minutes of training on two CPU cores; the README says how.
@@ -52,9 +55,10 @@ TINY: dict[str, Any] = {
 }
 
 
-def with_attention(base: dict[str, Any], spec: str) -> dict[str, Any]:
+def with_attention(base: dict[str, Any], spec: str, towers: tuple[str, ...] = ("vision_cfg",)) -> dict[str, Any]:
     config = copy.deepcopy(base)
-    config["vision_cfg"]["block_type"] = spec
+    for tower in towers:
+        config[tower]["block_type"] = spec
     return config
 
 
@@ -63,7 +67,9 @@ def generate() -> dict[str, dict[str, Any]]:
     configs = {}
     for base in ("ViT-S-16", "ViT-B-16", "ViT-L-16"):
         for suffix, spec in SPECS.items():
-            configs[f"{base}-{suffix}"] = with_attention(get_model_config(base), spec)
+            config = get_model_config(base)
+            configs[f"{base}-{suffix}"] = with_attention(config, spec)
+            configs[f"{base}-{suffix}-both"] = with_attention(config, spec, ("vision_cfg", "text_cfg"))
     for suffix, spec in TINY_SPECS.items():
         configs[f"tiny-emoji-{suffix}"] = with_attention(TINY, spec)
     return configs

@@ -2,10 +2,11 @@
 
 All kinds share OpenCLIP's parameter names, and most share their shapes: without a mark, an `eq7` checkpoint would
 load into a `softmax` tower and give wrong embeddings. Each tower's transformer therefore holds one small uint8
-buffer, `attention_spec`, with the spec's text. `softmax` carries none: its state dict is exactly stock OpenCLIP's.
-Stock OpenCLIP without the plugin refuses the mark as an unexpected key. The mark is written anew on every save and
-read leniently, because weight averaging computes with buffers too (timm's EMA, SWA and WiSE-FT are tested or tried;
-code that averages a state dict in place must pass integer entries over, as it must for any integer buffer).
+buffer, `attention_spec`, with the spec's text (a pattern, where layers differ). `softmax` carries none: its state dict
+is exactly stock OpenCLIP's. Stock OpenCLIP without the plugin refuses the mark as an unexpected key. The mark is
+written anew on every save and read leniently, because weight averaging computes with buffers too (timm's EMA, SWA and
+WiSE-FT are tested or tried; code that averages a state dict in place must pass integer entries over, as it must for
+any integer buffer).
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from open_clip_linear.spec import AttentionSpec
+from open_clip_linear.spec import AttentionSpec, spell
 
 MARK = "attention_spec"
 
@@ -23,11 +24,17 @@ class KindMismatchError(RuntimeError):
     """A state dict of one attention kind was loaded into a tower of another."""
 
 
-def mark(spec: AttentionSpec | None) -> Tensor | None:
-    """The buffer that names a tower's kind: uint8 text; None for softmax and for stock towers."""
-    if spec is None or spec.function() == "softmax":
+def function_of(specs: tuple[AttentionSpec, ...] | None) -> str:
+    """What a tower computes, by its layers' specs: a canonical spec or pattern; `softmax` for stock towers (None)."""
+    return spell(spec.function() for spec in specs) if specs else "softmax"
+
+
+def mark(specs: tuple[AttentionSpec, ...] | None) -> Tensor | None:
+    """The buffer that names a tower's kind: uint8 text; None where every layer is softmax, and for stock towers."""
+    function = function_of(specs)
+    if function == "softmax":
         return None
-    return torch.tensor(list(spec.function().encode()), dtype=torch.uint8, device="cpu")
+    return torch.tensor(list(function.encode()), dtype=torch.uint8, device="cpu")
 
 
 def read_mark(found: Any) -> str:
@@ -42,7 +49,7 @@ def read_mark(found: Any) -> str:
         ) from error
 
 
-def check_kind(own: AttentionSpec | None, state_dict: Mapping[str, Any], prefix: str) -> None:
+def check_kind(own: tuple[AttentionSpec, ...] | None, state_dict: Mapping[str, Any], prefix: str) -> None:
     """Compare the kind of a tower with that of the weights under `prefix` in a state dict.
 
     Weights that hold no attention of this tower (a partial state dict) pass.
@@ -53,7 +60,7 @@ def check_kind(own: AttentionSpec | None, state_dict: Mapping[str, Any], prefix:
     found_mark = state_dict.get(prefix + MARK)
     if found_mark is None and not any(key.startswith(prefix) and ".attn." in key for key in state_dict):
         return
-    expected = own.function() if own is not None else "softmax"
+    expected = function_of(own)
     found = read_mark(found_mark) if found_mark is not None else "softmax"
     if found != expected:
         raise KindMismatchError(

@@ -1,9 +1,10 @@
-"""What every attention kind shares: the token layout, the option declarations, and the module around the kernel.
+"""What every attention kind shares: the token layouts, the option declarations, and the module around the kernel.
 
 A kind is one file with a pure function on q, k, v and one subclass of `Attention` that names the kind, declares
 its options and implements `attend`. Everything else (projections, precision, masks) is decided here once.
 
-Shapes: B batch, H heads, N tokens, D head dimension, C = H·D width. Tensors carry them: `q_BHND`, `x_BNC`.
+Shapes: B batch, H heads, N tokens, D head dimension, C = H·D width. Tensors carry them: `q_BHND`, `x_BNC`. `valid_BN`
+is bool and true where a key may be attended to.
 """
 
 from abc import ABC, abstractmethod
@@ -18,8 +19,8 @@ from torch.nn import functional as F
 
 
 @dataclass(frozen=True)
-class TokenLayout:
-    """How a tower's tokens lie: `prefix` tokens that are no patch, then the patches row by row.
+class VisionLayout:
+    """How a vision tower's tokens lie: `prefix` tokens that are no patch, then the patches row by row.
 
     `patch_dropout` is the share of patches OpenCLIP drops in training; with it the grid does not hold.
     """
@@ -27,10 +28,28 @@ class TokenLayout:
     grid: tuple[int, int]
     prefix: int = 1
     patch_dropout: float = 0.0
+    causal: ClassVar[bool] = False
+    padding: ClassVar[bool] = False
 
     @property
     def tokens(self) -> int:
         return self.prefix + self.grid[0] * self.grid[1]
+
+
+@dataclass(frozen=True)
+class TextLayout:
+    """How a text tower's tokens lie: at most `tokens` of them, the last one a class token where `class_token`.
+
+    With `causal` row i sees keys n ≤ i. With `padding` OpenCLIP's mask also says, per text, which keys are padding.
+    """
+
+    tokens: int
+    causal: bool = True
+    padding: bool = False
+    class_token: bool = False
+
+
+Layout = VisionLayout | TextLayout
 
 
 @dataclass(frozen=True)
@@ -96,6 +115,44 @@ def no_autocast(device_type: str) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
+def read_mask(layout: Layout, mask: Tensor | None, batch: int, tokens: int) -> Tensor | None:
+    """What OpenCLIP's attention mask says beyond the layout: `valid_BN`, or None where every key is valid.
+
+    OpenCLIP passes no mask, an additive causal mask (N, N), or key padding with or without it (B·H, N, N). Which of
+    them is decided when the tower is built; a mask of another sort is refused. Its values are compared only on the CPU
+    and outside torch.compile: elsewhere that would halt the device, or break the graph, in every layer.
+
+    Raises:
+        ValueError: another mask than the layout's.
+    """
+    ndim = 3 if layout.padding else 2 if layout.causal else 0
+    if mask is None and ndim == 0:
+        return None
+    if mask is None or mask.ndim != ndim or mask.shape[-2:] != (tokens, tokens) or not mask.is_floating_point():
+        raise _wrong_mask(layout, mask, tokens)
+    rows = mask if ndim == 2 else mask.view(batch, -1, tokens, tokens)[:, 0]
+    # The last row sees every key that is valid.
+    valid = rows[:, -1] == 0 if layout.padding else None
+    if mask.device.type == "cpu" and not torch.compiler.is_compiling():
+        allowed = torch.ones(tokens, tokens, dtype=torch.bool)
+        if layout.causal:
+            allowed = allowed.tril()
+        if valid is not None:
+            allowed = allowed & valid[:, None]
+        if not torch.equal(rows, torch.zeros_like(rows).masked_fill(~allowed, float("-inf"))):
+            raise _wrong_mask(layout, mask, tokens)
+    return valid
+
+
+def _wrong_mask(layout: Layout, mask: Tensor | None, tokens: int) -> ValueError:
+    parts = [word for word, on in (("a causal mask", layout.causal), ("key padding", layout.padding)) if on]
+    found = "none" if mask is None else f"{str(mask.dtype).removeprefix('torch.')} {tuple(mask.shape)}"
+    return ValueError(
+        f"this tower's attention was built for {' and '.join(parts) or 'no mask'} over {tokens} tokens (0 where a key "
+        f"is seen, -inf elsewhere), but was given another mask: {found}"
+    )
+
+
 class Attention(openclip.Attention, ABC):
     """Multi-head self-attention with OpenCLIP's projections and a kernel of our own between them.
 
@@ -107,12 +164,15 @@ class Attention(openclip.Attention, ABC):
         dim: width C.
         num_heads: H; must divide C.
         layout: how the tokens lie.
+
+    `text` says that the kind has a causal form and honours key padding; without it text towers refuse the kind.
     """
 
     kind: ClassVar[str]
     options: ClassVar[tuple[Option, ...]] = ()
+    text: ClassVar[bool] = False
 
-    def __init__(self, dim: int, num_heads: int, layout: TokenLayout) -> None:
+    def __init__(self, dim: int, num_heads: int, layout: Layout) -> None:
         super().__init__(dim, num_heads=num_heads)
         self.layout = layout
         nn.init.xavier_uniform_(self.in_proj_weight)
@@ -120,20 +180,37 @@ class Attention(openclip.Attention, ABC):
         nn.init.zeros_(self.out_proj.bias)
 
     @classmethod
-    def check(cls, layout: TokenLayout, **options: Value) -> None:
+    def check(cls, layout: Layout, **options: Value) -> None:
         """Raise ValueError where this kind cannot work with these options on such tokens."""
 
-    @abstractmethod
-    def attend(self, q_BHND: Tensor, k_BHND: Tensor, v_BHND: Tensor) -> Tensor:
-        """The kernel: q, k, v (B, H, N, D), any float dtype → (B, H, N, D) in the same dtype."""
+    @classmethod
+    def weight_sum(cls, keys: float, **options: Value) -> float:
+        """What a row's weights sum to over that many keys where q·k averages to 0: the branch's size beside a mean.
 
-    def forward(self, x_BNC: Tensor) -> Tensor:
-        """(B, N, C) → (B, N, C). Runs under autocast; sums over tokens stay in float32 or wider."""
+        Conversion between kinds keeps the branch at its size by it.
+        """
+        return 1.0
+
+    @abstractmethod
+    def attend(self, q_BHND: Tensor, k_BHND: Tensor, v_BHND: Tensor, valid_BN: Tensor | None) -> Tensor:
+        """The kernel: q, k, v (B, H, N, D), any float dtype → (B, H, N, D) in the same dtype.
+
+        Row i sees all keys, or keys n ≤ i where `self.layout.causal`; of these the ones that are valid (all, where
+        `valid_BN` is None). A row that sees no key gets zero.
+        """
+
+    def forward(self, x_BNC: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        """(B, N, C) → (B, N, C). Runs under autocast; sums over tokens stay in float32 or wider.
+
+        Raises:
+            ValueError: `attn_mask` is not the one this tower was built for, see `read_mask`.
+        """
         B, N, C = x_BNC.shape
+        valid_BN = read_mask(self.layout, attn_mask, B, N)
         qkv = F.linear(x_BNC, self.in_proj_weight, self.in_proj_bias)
         # One copy here spares the kernels, which would copy the strided views several times.
         q, k, v = qkv.view(B, N, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).contiguous()
         # The kernels choose their own precision; autocast would cast the token sums down to bf16 again.
         with no_autocast(x_BNC.device.type):
-            o_BHND = self.attend(q, k, v)
+            o_BHND = self.attend(q, k, v, valid_BN)
         return self.out_proj(o_BHND.transpose(1, 2).reshape(B, N, C))

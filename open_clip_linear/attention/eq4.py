@@ -2,13 +2,14 @@
 
 Source: Eq. 4 of arXiv 2604.10064. q and k are L2-normalised per head unless `norm=off`; the clamp of the
 denominator and `gain=half_n`, the control that turns Eq. 4 into Eq. 7's size, are this project's.
-Cost per head: 4·N·D² FLOPs forward.
+Cost per head: 4·N·D² FLOPs forward; causal, see `sums`.
 """
 
 import torch
 from torch import Tensor
 
-from open_clip_linear.attention.base import Attention, Choice, TokenLayout, unit, widen
+from open_clip_linear.attention.base import Attention, Choice, Layout, Value, unit, widen
+from open_clip_linear.attention.sums import count_seen, hide, product_seen, sum_seen
 
 MIN_DENOMINATOR = 1e-6
 
@@ -20,24 +21,33 @@ def clamp_denominator(d: Tensor, signed: bool) -> Tensor:
     return torch.where(d < 0, d.clamp(max=-MIN_DENOMINATOR), d.clamp(min=MIN_DENOMINATOR))
 
 
-def eq4_attention(q_BHND: Tensor, k_BHND: Tensor, v_BHND: Tensor, norm: bool = True, gain: str = "one") -> Tensor:
+def eq4_attention(
+    q_BHND: Tensor,
+    k_BHND: Tensor,
+    v_BHND: Tensor,
+    norm: bool = True,
+    gain: str = "one",
+    causal: bool = False,
+    valid_BN: Tensor | None = None,
+) -> Tensor:
     """Linear-cost Eq. 4: (B, H, N, D) → (B, H, N, D) in q's dtype.
 
-    Numerator and denominator are both divided by N, which keeps them finite at any length.
+    Numerator and denominator are both divided by the number of keys, which keeps them finite at any length.
 
     Args:
         norm: L2-normalise q and k per head and token; off, the denominator may be negative.
-        gain: "one", or "half_n" to multiply by N/2 (the control for Eq. 7).
+        gain: "one", or "half_n" to multiply by half the number of keys a row sees (the control for Eq. 7).
+        causal: row i sees keys n ≤ i.
+        valid_BN: bool, false where a key is padding.
     """
-    N = q_BHND.shape[-2]
     q, k = (unit(q_BHND), unit(k_BHND)) if norm else (widen(q_BHND), widen(k_BHND))
-    v = widen(v_BHND)
-    state_BHDD = k.transpose(-1, -2) @ v / N
-    numerator = v.mean(-2, keepdim=True) + q @ state_BHDD
-    denominator = 1 + (q * k.mean(-2, keepdim=True)).sum(-1, keepdim=True)
+    k, v = hide(k, valid_BN), hide(widen(v_BHND), valid_BN)
+    count = count_seen(v, causal, valid_BN)
+    numerator = (sum_seen(v, causal) + product_seen(q, k, v, causal)) / count
+    denominator = 1 + (q * (sum_seen(k, causal) / count)).sum(-1, keepdim=True)
     o_BHND = numerator / clamp_denominator(denominator, signed=not norm)
     if gain == "half_n":
-        o_BHND = o_BHND * (N / 2)
+        o_BHND = o_BHND * (count / 2)
     return o_BHND.to(q_BHND.dtype)
 
 
@@ -46,11 +56,16 @@ class Eq4(Attention):
 
     kind = "eq4"
     options = (Choice("norm", ("on", "off")), Choice("gain", ("one", "half_n")))
+    text = True
 
-    def __init__(self, dim: int, num_heads: int, layout: TokenLayout, norm: str, gain: str) -> None:
+    def __init__(self, dim: int, num_heads: int, layout: Layout, norm: str, gain: str) -> None:
         super().__init__(dim, num_heads, layout)
         self.norm = norm == "on"
         self.gain = gain
 
-    def attend(self, q_BHND: Tensor, k_BHND: Tensor, v_BHND: Tensor) -> Tensor:
-        return eq4_attention(q_BHND, k_BHND, v_BHND, self.norm, self.gain)
+    @classmethod
+    def weight_sum(cls, keys: float, **options: Value) -> float:
+        return keys / 2 if options["gain"] == "half_n" else 1.0
+
+    def attend(self, q_BHND: Tensor, k_BHND: Tensor, v_BHND: Tensor, valid_BN: Tensor | None) -> Tensor:
+        return eq4_attention(q_BHND, k_BHND, v_BHND, self.norm, self.gain, self.layout.causal, valid_BN)

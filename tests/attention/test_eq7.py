@@ -5,7 +5,7 @@ import pytest
 import torch
 from cases import SHAPES, assert_equal, assert_low_precision, assert_matches_specification, inputs
 
-from open_clip_linear.attention import TokenLayout, naive
+from open_clip_linear.attention import VisionLayout, naive
 from open_clip_linear.attention.eq7 import Eq7, eq7_attention
 
 
@@ -58,7 +58,7 @@ def test_mean_is_length_independent_and_half_is_not():
 
 
 def test_learned_gain_starts_at_the_mean_or_at_the_literal_form():
-    layout = TokenLayout((4, 5))
+    layout = VisionLayout((4, 5))
     assert Eq7(16, 2, layout, scale="learned", init="mean").log_gain.tolist() == [0.0, 0.0]
     literal = Eq7(16, 2, layout, scale="learned", init="literal").log_gain
     assert literal.tolist() == pytest.approx([math.log(21)] * 2)

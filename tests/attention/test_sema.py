@@ -7,7 +7,7 @@ from cases import assert_low_precision, assert_matches_specification, inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from open_clip_linear.attention import TokenLayout, naive
+from open_clip_linear.attention import VisionLayout, naive
 from open_clip_linear.attention.sema import sema_attention, spans
 
 # Grids that are a multiple of the window, that are not, that are not square, and that are smaller than it.
@@ -15,7 +15,7 @@ GRIDS = [((1, 1), 7), ((4, 4), 2), ((7, 9), 4), ((5, 3), 2), ((3, 11), 7), ((2, 
 
 
 def pair(grid, window, local, prefix=1):
-    layout = TokenLayout(grid, prefix)
+    layout = VisionLayout(grid, prefix)
     fast = partial(sema_attention, layout=layout, window=window, local=local)
     return fast, partial(naive.sema, grid=grid, prefix=prefix, window=window, local=local), layout.tokens
 
@@ -70,7 +70,7 @@ def test_spans_cover_a_side_once_in_windows_of_one_size(size, window):
 
 def test_another_number_of_tokens_is_refused():
     with pytest.raises(ValueError, match=r"built for 17 tokens .* got 16"):
-        sema_attention(*torch.randn(3, 1, 1, 16, 8), layout=TokenLayout((4, 4)))
+        sema_attention(*torch.randn(3, 1, 1, 16, 8), layout=VisionLayout((4, 4)))
 
 
 def test_bf16_error_is_that_of_the_format():

@@ -49,10 +49,14 @@ def test_every_registered_model_builds(name):
     """On the meta device, where L costs nothing, with the kind its name says."""
     with torch.device("meta"):
         model = open_clip.CLIP(**open_clip.get_model_config(name))
-    blocks = model.visual.transformer.resblocks
-    kind = name.rsplit("-", 1)[1]
-    assert kind.startswith(blocks[0].attn.kind)
-    assert {type(b.attn) for b in blocks} == {type(blocks[0].attn)}
+    kind = name.removesuffix("-both").rsplit("-", 1)[1]
+    for transformer in (model.visual.transformer, *([model.transformer] if name.endswith("-both") else [])):
+        kinds = [block.attn.kind for block in transformer.resblocks]
+        if kind == "hybrid":
+            assert kinds == ["eq7"] * 4 + ["softmax"] * 2
+        else:
+            assert all(kind.startswith(found) for found in kinds)
+            assert len(set(kinds)) == 1
 
 
 @pytest.mark.parametrize("name", [n for n in MODELS if n.startswith(("ViT-S", "tiny"))])
@@ -129,10 +133,11 @@ def test_tower_equals_the_float64_reference_with_its_gradients(spec, attend):
         assert torch.allclose(ours, theirs, rtol=1e-8, atol=1e-9), name
 
 
+@pytest.mark.parametrize("suffix", ["softmax", "softmax-both"])
 @pytest.mark.parametrize("base", ["ViT-S-16", pytest.param("ViT-B-16", marks=pytest.mark.slow)])
-def test_softmax_equals_stock_from_the_same_weights(base):
+def test_softmax_equals_stock_from_the_same_weights(base, suffix):
     stock = open_clip.create_model(base).eval()
-    ours = open_clip.create_model(f"{base}-softmax").eval()
+    ours = open_clip.create_model(f"{base}-{suffix}").eval()
     ours.load_state_dict(stock.state_dict(), strict=True)
     assert list(ours.state_dict()) == list(stock.state_dict())
     image, text = torch.randn(2, 3, 224, 224), open_clip.get_tokenizer(base)(["a cat", "two dogs"])
@@ -144,7 +149,7 @@ def test_softmax_equals_stock_from_the_same_weights(base):
 def test_the_large_tower_has_stock_keys_and_shapes():
     with torch.device("meta"):
         stock = open_clip.CLIP(**open_clip.get_model_config("ViT-L-16")).state_dict()
-        ours = open_clip.CLIP(**open_clip.get_model_config("ViT-L-16-softmax")).state_dict()
+        ours = open_clip.CLIP(**open_clip.get_model_config("ViT-L-16-softmax-both")).state_dict()
     assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in stock.items()}
 
 
@@ -193,7 +198,7 @@ def test_the_mark_survives_a_checkpoint_file_casts_and_copies(tmp_path):
     with pytest.raises(KindMismatchError):
         small("sema:window=2").load_state_dict(weights)
     assert MARK not in small("softmax").visual.transformer.state_dict()
-    assert copy.deepcopy(model).visual.transformer.spec == model.visual.transformer.spec
+    assert copy.deepcopy(model).visual.transformer.specs == model.visual.transformer.specs
 
 
 def test_averaging_weights_keeps_the_mark():
@@ -277,14 +282,28 @@ def test_an_attention_that_no_tower_would_read_is_refused():
         small("eq7", qk_norm=True)
 
 
-def test_text_towers_are_refused_with_a_sentence():
-    config = {"embed_dim": 32, "vision_cfg": VISION, "text_cfg": TEXT | {"block_type": "eq7"}}
-    with pytest.raises(SpecError, match=r"text_cfg\.block_type 'eq7'.*cannot be chosen yet"):
-        open_clip.CLIP(**config)
-    with pytest.raises(SpecError, match="cannot be chosen yet"):
-        open_clip.coca_model.MultimodalCfg(block_type="eq7")
-    with pytest.raises(SpecError, match="text towers are not supported yet"):
+def test_a_transformer_alone_is_refused():
+    with pytest.raises(SpecError, match="does not say how its tokens lie"):
         open_clip.transformer.Transformer(64, 1, 2, block_type="eq7")
+
+
+@pytest.mark.parametrize(("spec", "counts"), [("eq7+softmax+eq4", "1 eq7 . 1 softmax . 1 eq4"), ("eq7*3", "3 eq7")])
+def test_a_pattern_for_another_number_of_layers_is_refused(spec, counts):
+    with pytest.raises(SpecError, match=rf"^vision_cfg.block_type: .* for 3 layers \({counts}\), but the tower has 2"):
+        small(spec)
+
+
+def test_a_pattern_builds_its_layers_in_order_and_is_marked():
+    visual = small("(eq7:scale=learned,init=literal+softmax)*2", layers=4).visual
+    assert [block.attn.kind for block in visual.transformer.resblocks] == ["eq7", "softmax"] * 2
+    assert read_mark(getattr(visual.transformer, MARK)) == "eq7:scale=learned+softmax+eq7:scale=learned+softmax"
+    weights = small("eq7*2+softmax*2", layers=4).state_dict()
+    small("(eq7*1)*2+softmax+softmax", layers=4).load_state_dict(weights)
+    for other in ("softmax*2+eq7*2", "eq7", "softmax", "eq7*3+softmax"):
+        with pytest.raises(KindMismatchError, match=r"eq7\*2\+softmax\*2"):
+            small(other, layers=4).load_state_dict(weights)
+    small("softmax", layers=4).load_state_dict(small("softmax*4", layers=4).state_dict())
+    small("eq7", layers=4).load_state_dict(small("eq7*4", layers=4).state_dict())
 
 
 def test_sema_with_patch_dropout_is_refused_and_others_run():
@@ -294,10 +313,22 @@ def test_sema_with_patch_dropout_is_refused_and_others_run():
         assert small(spec, patch_dropout=0.5).train().visual(torch.randn(2, 3, 32, 32)).isfinite().all()
 
 
-def test_a_mask_is_refused():
+def test_a_mask_and_cross_attention_are_refused():
     block = small("eq7").visual.transformer.resblocks[0]
-    with pytest.raises(ValueError, match="without a mask"):
-        block(torch.randn(1, 17, 64), attn_mask=torch.zeros(17, 17))
+    x = torch.randn(1, 17, 64)
+    with pytest.raises(ValueError, match=r"built for no mask over 17 tokens .* float32 \(17, 17\)"):
+        block(x, attn_mask=torch.zeros(17, 17))
+    with pytest.raises(ValueError, match="its own tokens"):
+        block.attention(x, k_x=x, v_x=x)
+
+
+def test_int8_conversion_is_refused_rather_than_half_done():
+    model = small("eq7")
+    before = list(model.state_dict())
+    with pytest.raises(NotImplementedError, match=r"no int8 form.*--use-bnb-linear"):
+        open_clip.utils.replace_linear(model, nn.Linear)
+    assert list(model.state_dict()) == before
+    open_clip.utils.replace_linear(small(None), nn.Linear)
 
 
 # --- other ways OpenCLIP builds and runs a tower ----------------------------------------------------------------
@@ -359,6 +390,11 @@ def test_upstream_still_has_the_seam():
     assert list(block)[:2] == ["d_model", "n_head"]
     assert {"mlp_ratio", "ls_init_value", "act_layer", "norm_layer"} <= set(block)
     assert hasattr(open_clip.transformer.ResidualAttentionBlock(64, 2), "attention")
+    text = inspect.signature(open_clip.transformer.TextTransformer).parameters
+    assert {"context_length", "embed_cls", "no_causal_mask", "use_pad_mask", "block_type"} <= set(text)
+    assert open_clip.coca_model.MultimodalTransformer is open_clip.transformer.MultimodalTransformer
+    assert "multimodal_cfg" in inspect.signature(open_clip.coca_model._build_text_decoder_tower).parameters
+    assert issubclass(open_clip.transformer.MultimodalTransformer, open_clip.transformer.Transformer)
     custom = tuple(name for name in transformer if name.startswith(("qk_norm", "scale")))
     assert custom == CUSTOM_BLOCK_OPTIONS
 
