@@ -167,7 +167,9 @@ def coca(spec):
     vision = VISION | {"attentional_pool": True, "attn_pooler_heads": 2, "output_tokens": True, "block_type": spec}
     text = TEXT | {"embed_cls": True, "output_tokens": True, "block_type": spec}
     decoder = TEXT | {"attn_pooler_heads": 2, "block_type": spec}
-    return open_clip.CoCa(embed_dim=32, vision_cfg=vision, text_cfg=text, multimodal_cfg=decoder)
+    model = open_clip.CoCa(embed_dim=32, vision_cfg=vision, text_cfg=text, multimodal_cfg=decoder)
+    torch.nn.init.normal_(model.text_decoder.text_projection)  # OpenCLIP leaves it to whatever memory holds
+    return model
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -191,14 +193,12 @@ def test_all_three_transformers_of_coca(spec):
 def test_the_decoder_of_coca_generates_without_looking_ahead(spec):
     """Logits of a growing text stay as they were."""
     model = coca(spec).eval()
-    image, ids = torch.randn(1, 3, 16, 16), torch.randint(1, 49407, (1, 12))
     with torch.no_grad():
-        image_embs = model.visual(image)[1]
+        image_embs = model.visual(torch.randn(1, 3, 16, 16))[1]
         tokens = torch.randn(1, 12, 32)
         long = model.text_decoder(image_embs, tokens)
         short = model.text_decoder(image_embs, tokens[:, :5])
     assert torch.allclose(long[:, :5], short, atol=1e-5)
-    assert ids.shape == (1, 12)
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------
