@@ -34,7 +34,9 @@ examples:
   python -m open_clip_linear list
   python -m open_clip_linear convert --from stock.pt --to-model ViT-B-16-eq7 --output ViT-B-16-eq7.pt
   python -m open_clip_linear open_clip_train.main --model ViT-S-16-eq7 --train-data 'shards/{{000000..000099}}.tar' ...
-  torchrun --nproc-per-node 2 -m open_clip_linear open_clip_train.main --model ViT-S-16-eq7 ...
+  torchrun --nproc-per-node 2 -m -- open_clip_linear open_clip_train.main --model ViT-S-16-eq7 --logs logs ...
+
+Without the `--`, torchrun on many Pythons refuses --logs: it takes it for an abbreviation of its own options.
 """
 
 

@@ -17,6 +17,7 @@ import open_clip_linear
 from open_clip_linear import listing
 from open_clip_linear.__main__ import main
 
+ROOT = Path(__file__).parents[1]
 MODEL = "tiny-emoji-eq7"
 PROBE = """
 import json, sys
@@ -28,9 +29,9 @@ print(json.dumps({
 """
 
 
-def process(*words: object, cwd: Path, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *launcher, "-m", "open_clip_linear", *map(str, words)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+def process(*words: object, cwd: Path, launcher: tuple[str, ...] = ("-m",)) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *launcher, "open_clip_linear", *map(str, words)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment, timeout=300)
 
 
@@ -147,7 +148,7 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
         assert main([option]) == 0
         text = capsys.readouterr().out
         assert "turn a checkpoint of one attention kind into another" in text
-        assert "torchrun --nproc-per-node 2 -m open_clip_linear open_clip_train.main --model" in text
+        assert "torchrun --nproc-per-node 2 -m -- open_clip_linear open_clip_train.main --model" in text
         assert "{000000..000099}" in text
 
 
@@ -193,12 +194,12 @@ dist.destroy_process_group()
 
 def test_two_processes_under_torchrun(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(WORKER)
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone")
-    done = process("worker", "--model", MODEL, "--workers=1", cwd=tmp_path, launcher=launcher)
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "--")
+    arguments = ["--model", MODEL, "--logs", "here"]
+    done = process("worker", *arguments, cwd=tmp_path, launcher=launcher)
     assert done.returncode == 0, done.stderr
     for rank in range(2):
         seen = json.loads((tmp_path / f"{rank}.json").read_text())
-        arguments = ["--model", MODEL, "--workers=1"]
         assert seen == {"argv": arguments, "name": "__main__", "total": 2.0, "known": True}
 
 
@@ -208,7 +209,7 @@ def test_two_processes_under_torchrun(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def everything() -> dict[str, dict[str, Any]]:
     """What `list --json` prints, by name."""
-    done = process("list", "--json", cwd=Path(__file__).parent)
+    done = process("list", "--json", cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     models = json.loads(done.stdout)
     assert [model["name"] for model in models] == list(open_clip_linear.register().models)
@@ -269,7 +270,8 @@ def test_list_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_list_ends_quietly_where_its_reader_does(tmp_path: Path) -> None:
     command = f"set -o pipefail; {sys.executable} -u -m open_clip_linear list | head -1"
-    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("name ")
 
