@@ -194,7 +194,8 @@ dist.destroy_process_group()
 
 def test_two_processes_under_torchrun(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(WORKER)
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "--")
+    own = ("--nproc-per-node=2", "--standalone", f"--log-dir={tmp_path}")  # or it leaves a folder in /tmp
+    launcher = ("-m", "torch.distributed.run", *own, "-m", "--")
     arguments = ["--model", MODEL, "--logs", "here"]
     done = process("worker", *arguments, cwd=tmp_path, launcher=launcher)
     assert done.returncode == 0, done.stderr
