@@ -103,7 +103,7 @@ class Run:
 
     def accuracy(self, size: int, which: str = "heldout_vendor") -> tuple[float, float]:
         """Top-1 and top-5 in percent."""
-        found = json.loads(self.result(size).read_text())["sets"][which]
+        found = json.loads(self.result(size).read_text())["results"][which]
         return found["top1"], found["top5"]
 
     def losses(self) -> list[float]:
@@ -193,7 +193,7 @@ def table(runs: dict[str, list[Run]], speeds: dict[str, list[float]]) -> str:
 
 def len_of(runs: dict[str, list[Run]]) -> int:
     first = next(iter(runs.values()))[0]
-    return int(json.loads(first.result(SIZES[0]).read_text())["sets"]["heldout_vendor"]["n"])
+    return int(json.loads(first.result(SIZES[0]).read_text())["results"]["heldout_vendor"]["n"])
 
 
 def write_page(block: str) -> None:
