@@ -1,4 +1,4 @@
-# The whole project in two commands: `make quickstart` and `make test`. Every line can be given by hand as well:
+# The project's commands, `make quickstart` and `make test` first. Every line can be given by hand as well:
 # `make -n quickstart` prints them. A stage whose output is there is not repeated; remove the output to repeat it.
 
 # The first Python of 3.11 or newer; where there is none, python3 says what is wrong with it.
@@ -13,11 +13,13 @@ BEST := tiny-emoji-eq7mean
 MODEL ?= $(BEST)
 RUN ?= runs/quickstart$(if $(filter-out $(BEST),$(MODEL)),-$(MODEL:tiny-emoji-%=%))
 DATA := data/emoji
+VALIDATION := data/emoji-val
 
-.PHONY: help setup quickstart test lint setup-quickstart
+.PHONY: help setup quickstart table test lint setup-quickstart
 
 help:
 	@echo 'make quickstart  set up, build the emoji set, train, evaluate, and leave a report to look at'
+	@echo 'make table       set up, build the sets, train the tiny model in every kind and write docs/kinds.md (2 hours)'
 	@echo 'make test        set up, then the linter, the type checker and all tests, slow ones too'
 	@echo 'make lint        set up, then the linter and the type checker alone'
 	@echo 'make setup       make .venv with what the others need, or add to it what is missing'
@@ -30,6 +32,9 @@ setup:
 
 quickstart: $(RUN)/report.html
 	@echo 'The report: $(RUN)/report.html'
+
+table: | $(DATA)/README.md $(VALIDATION)/README.md
+	$(PY) -m benchmarks.table
 
 test: lint
 	$(PY) -m pytest
@@ -45,6 +50,9 @@ setup-quickstart:
 # is repeated only when its folder was removed.
 $(DATA)/README.md: | setup-quickstart
 	$(PY) -m data_prep emoji --output $(DATA)
+
+$(VALIDATION)/README.md: | setup-quickstart
+	$(PY) -m data_prep emoji --output $(VALIDATION) --heldout-vendor emojione
 
 $(RUN)/checkpoint.pt: | $(DATA)/README.md
 	$(PY) -m training --config configs/training/quickstart.toml --model $(MODEL) --output $(RUN)
