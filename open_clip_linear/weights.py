@@ -140,7 +140,7 @@ def resave(path: Path) -> str:
 
 
 def _alone(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, each alone in its storage: a .pt file holds all of a storage, and safetensors refuses shared ones."""
+    """The tensors, each alone in its storage: .pt files hold all of a storage, and safetensors refuses shared ones."""
     alone: dict[str, Tensor] = {}
     taken: set[int] = set()
     for key, value in state_dict.items():
