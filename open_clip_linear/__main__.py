@@ -19,14 +19,17 @@ from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from open_clip_linear.registry import add_model_configs
+
 COMMANDS = {"list": "open_clip_linear.listing", "convert": "open_clip_linear.convert"}
-USAGE = """usage: python -m open_clip_linear MODULE ARGS...
+USAGE = """usage: python -m open_clip_linear [--model-configs DIR] MODULE ARGS...
        python -m open_clip_linear list [--json]
        python -m open_clip_linear convert ...
        python -m open_clip_linear --help
 """
 HELP = f"""{USAGE}
 MODULE ARGS...  run a module as `python -m MODULE ARGS...` does, with this package's models known to OpenCLIP
+--model-configs DIR  let OpenCLIP know the model-config JSON files of a folder as well
 list            the models, with their attention, parameters and multiply-adds
 convert         turn a checkpoint of one attention kind into another
 
@@ -103,6 +106,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not argv:
         print(USAGE, end="", file=sys.stderr)
         return 2
+    if argv[0] == "--model-configs":
+        if len(argv) < 3:
+            print(f"{USAGE}error: --model-configs needs a folder and a MODULE after it", file=sys.stderr)
+            return 2
+        try:
+            add_model_configs(Path(argv[1]))
+        except ValueError as error:
+            print(f"error: --model-configs: {error}", file=sys.stderr)
+            return 1
+        argv = argv[2:]
     command, *rest = argv
     if command in ("-h", "--help"):
         print(HELP, end="")

@@ -207,6 +207,21 @@ def test_two_processes_under_torchrun(tmp_path: Path) -> None:
 # --- list ---------------------------------------------------------------------------------------------------------
 
 
+def test_a_folder_of_model_configs_is_known_to_the_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "probe.py").write_text(PROBE)
+    (tmp_path / "my_models").mkdir()
+    config = open_clip.get_model_config(MODEL)
+    (tmp_path / "my_models" / "mine.json").write_text(json.dumps(config))
+    done = process("--model-configs", "my_models", "probe", "--x", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "mine" in json.loads(done.stdout)["models"]
+    assert json.loads(done.stdout)["argv"][1:] == ["--x"]
+    assert main(["--model-configs", str(tmp_path / "none"), "probe"]) == 1
+    assert "no such folder" in capsys.readouterr().err
+    assert main(["--model-configs", str(tmp_path)]) == 2
+    assert "needs a folder and a MODULE" in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def everything() -> dict[str, dict[str, Any]]:
     """What `list --json` prints, by name."""
