@@ -141,7 +141,7 @@ def test_an_import_that_fails_inside_a_module_is_its_own_error(
 
 def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
-    assert capsys.readouterr().err.startswith("usage: python -m open_clip_linear MODULE ARGS...")
+    assert capsys.readouterr().err.startswith("usage: python -m open_clip_linear [--model-configs DIR] MODULE ARGS...")
     assert main(["--helpp", "list"]) == 2
     assert "unknown option '--helpp'" in capsys.readouterr().err
     for option in ("-h", "--help"):
