@@ -21,7 +21,7 @@ from pathlib import Path
 
 from open_clip_linear.registry import add_model_configs
 
-COMMANDS = {"list": "open_clip_linear.listing", "convert": "open_clip_linear.convert"}
+COMMANDS = {"list": "open_clip_linear.listing", "convert": "open_clip_linear.convert.command"}
 USAGE = """usage: python -m open_clip_linear [--model-configs DIR] MODULE ARGS...
        python -m open_clip_linear list [--json]
        python -m open_clip_linear convert ...

@@ -1,6 +1,6 @@
 """`python -m open_clip_linear convert`: a checkpoint of one attention kind as one of another.
 
-The conversion itself is `open_clip_linear.conversion`; this is the command around it: what it refuses before any work,
+The conversion itself is `state_dict`; this is the command around it: what it refuses before any work,
 the comparison of the features before and after, the file, and what is said.
 """
 
@@ -21,7 +21,7 @@ import open_clip
 from PIL import Image
 from torch import Tensor, nn
 
-from open_clip_linear.comparison import (
+from open_clip_linear.convert.features import (
     CAPTIONS,
     MOST_PICTURES,
     ComparisonError,
@@ -32,20 +32,24 @@ from open_clip_linear.comparison import (
     read_pictures,
     text_features,
 )
-from open_clip_linear.conversion import (
+from open_clip_linear.convert.state_dict import (
     ConversionError,
     ConversionReport,
     LayerChange,
     TowerChange,
     as_openclip_reads,
     convert_named,
-    convert_state_dict,
+)
+from open_clip_linear.convert.weights import (
+    SUFFIXES,
+    WeightsError,
+    check_input,
+    check_output,
+    load_weights,
+    save_weights,
 )
 from open_clip_linear.registry import add_model_configs
 from open_clip_linear.spec import nearest
-from open_clip_linear.weights import SUFFIXES, WeightsError, check_input, check_output, load_weights, save_weights
-
-__all__ = ["ConversionError", "ConversionReport", "convert_state_dict", "main"]
 
 CONFIGS = {"vision": "vision_cfg", "text": "text_cfg", "decoder": "multimodal_cfg"}
 EXAMPLE = """example:
