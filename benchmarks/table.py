@@ -83,12 +83,14 @@ class Run:
 
     def do(self) -> None:
         """Run what is missing. Raises TableError where a command fails or the folder holds another command's run."""
-        note = self.folder / "made-by.json"
-        if note.exists() and json.loads(note.read_text())["command"] != self.training:
-            raise TableError(f"{self.folder} was made by another command; remove it to make it again")
         missing = self.missing()
-        if missing and missing[0] == self.training:
+        if self.folder.exists() and missing[:1] != [self.training]:
+            self.check_maker()
+        if missing[:1] == [self.training]:
+            for size in self.sizes:  # of an earlier checkpoint
+                self.result(size).unlink(missing_ok=True)
             self.folder.mkdir(parents=True, exist_ok=True)
+            note = self.folder / "made-by.json"
             atomic.write_text(note, json.dumps({"command": self.training, "commit": commit()}, indent=2) + "\n")
         for command in missing:
             print(f"$ python {shlex.join(command)}", flush=True)
@@ -96,6 +98,20 @@ class Run:
                 code = subprocess.run([sys.executable, *command], stdout=log).returncode
             if code:
                 raise TableError(f"the command ended with {code}; its output stands in {self.folder / 'log.txt'}")
+        self.check_maker()
+
+    def check_maker(self) -> None:
+        """Raise TableError where the folder holds another command's run, or what it holds cannot be read."""
+        try:
+            maker = json.loads((self.folder / "made-by.json").read_text())["command"]
+            self.losses()
+            for size in self.sizes:
+                if self.result(size).exists():
+                    self.accuracy(size)
+        except (OSError, ValueError, KeyError) as error:
+            raise TableError(f"{self.folder} is damaged ({error!r}); remove it to make it again") from error
+        if maker != self.training:
+            raise TableError(f"{self.folder} was made by another command; remove it to make it again")
 
     @property
     def commit(self) -> str:
@@ -110,12 +126,15 @@ class Run:
         """The loss around each step of LOSS_AT: the mean of the ten batches up to it."""
         rows = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
         loss = {row["step"]: row["loss"] for row in rows}
-        return [statistics.mean(loss[s] for s in range(step - 9, step + 1)) for step in LOSS_AT]
+        return [statistics.mean(loss[s] for s in range(step - 9, step + 1)) for step in LOSS_AT if step <= self.steps]
 
 
 def commit() -> str:
     """The commit of the checkout, marked where files differ from it."""
-    found = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=7"], capture_output=True, text=True)
+    try:
+        found = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=7"], capture_output=True, text=True)
+    except OSError:  # no git here
+        return "unknown"
     return found.stdout.strip() or "unknown"
 
 
@@ -198,12 +217,18 @@ def len_of(runs: dict[str, list[Run]]) -> int:
 
 def write_page(block: str) -> None:
     """Put the generated part between its marks in docs/kinds.md; what people wrote around it stays."""
-    text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else f"{BEGIN}\n{END}\n"
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise TableError(f"{PAGE} has lost the marks {BEGIN!r} and {END!r}; put them back where the table belongs")
+    text = read_page()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
     atomic.write_text(PAGE, before + block + after)
+
+
+def read_page() -> str:
+    """docs/kinds.md. Raises TableError where the marks of the generated part are gone."""
+    text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else f"{BEGIN}\n{END}\n"
+    if END not in text.partition(BEGIN)[2]:
+        raise TableError(f"{PAGE} has lost the marks {BEGIN!r} and {END!r}; put them back where the table belongs")
+    return text
 
 
 def parser() -> argparse.ArgumentParser:
@@ -222,15 +247,17 @@ def main() -> int:
         missing = [folder for folder in (TRAIN, VALIDATION) if not (folder / "README.md").exists()]
         if missing:
             raise TableError(f"no emoji set in {' and '.join(map(str, missing))}; `make table` builds it")
+        read_page()  # lost marks are cheap to find now
         runs = {}
         for number, kind in enumerate(KINDS, 1):
             print(f"{kind}, {number} of {len(KINDS)}: learning rates", flush=True)
             for run in search_runs(kind):
                 show(run) if dry else run.do()
         for number, kind in enumerate(KINDS, 1):
-            rate = RATES[0] if dry and any(run.missing() for run in search_runs(kind)) else best_rate(kind)
+            undecided = dry and any(run.missing() for run in search_runs(kind))
+            rate = RATES[0] if undecided else best_rate(kind)
             runs[kind] = final_runs(kind, rate)
-            print(f"{kind}, {number} of {len(KINDS)}: lr {'to be chosen' if dry else rate}", flush=True)
+            print(f"{kind}, {number} of {len(KINDS)}: lr {'to be chosen' if undecided else rate}", flush=True)
             for run in runs[kind]:
                 show(run) if dry else run.do()
         if not dry:

@@ -5,8 +5,8 @@ import one more package. This command imports the plugin and then runs MODULE as
 `sys.argv`, same `sys.path`, same exit code, and its errors are its own. `list` and `convert` are commands of this
 package and never taken for modules.
 
-A process that MODULE starts by `spawn` imports MODULE and not this command: if it creates models by name (DataLoader
-workers create none), MODULE must import open_clip_linear itself.
+A process that MODULE starts by `spawn` or `forkserver` imports MODULE and not this command: if it creates models by
+name (DataLoader workers create none), MODULE must import open_clip_linear itself.
 """
 
 import difflib
@@ -78,8 +78,7 @@ def why_not(name: str) -> str | None:
     """A sentence that says why `name` cannot be run as a module, or None."""
     file = Path(name)
     if name.endswith(".py") and file.is_file():
-        module = ".".join(part for part in file.with_suffix("").parts if part not in ("/", ".", ".."))
-        return f"{name!r} is a file; give the module's name as after `python -m`, such as {module}"
+        return f"{name!r} is a file; give the module's name as after `python -m`: {file.stem}, from its folder"
     if is_missing(name):
         close = nearest_module(name)
         hint = f"; did you mean {close!r}?" if close else ""
@@ -109,6 +108,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv[0] == "--model-configs":
         if len(argv) < 3:
             print(f"{USAGE}error: --model-configs needs a folder and a MODULE after it", file=sys.stderr)
+            return 2
+        if argv[2] in COMMANDS:
+            print(f"{USAGE}error: --model-configs stands before a MODULE, not before {argv[2]}", file=sys.stderr)
             return 2
         try:
             add_model_configs(Path(argv[1]))

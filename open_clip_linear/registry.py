@@ -19,7 +19,6 @@ class Registration:
     """What `register` added to OpenCLIP."""
 
     models: tuple[str, ...]
-    kinds: tuple[str, ...]
 
 
 _registration: Registration | None = None
@@ -92,6 +91,6 @@ def register() -> Registration:
         )
     vit.install()
     open_clip.add_model_config(folder)
-    _registration = Registration(models, tuple(KINDS))
+    _registration = Registration(models)
     _logger.info("open_clip_linear added %d models and the attention kinds %s", len(models), ", ".join(KINDS))
     return _registration

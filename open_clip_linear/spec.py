@@ -61,7 +61,8 @@ class AttentionSpec:
         parts = [
             f"{name}={value}"
             for name, value in self.options
-            if value != declared[name].default and (with_init or not declared[name].only_init)
+            # An option that a newer definition of the class has no more still says what these layers were built with.
+            if name not in declared or (value != declared[name].default and (with_init or not declared[name].only_init))
         ]
         return self.kind + (":" + ",".join(parts) if parts else "")
 
@@ -106,10 +107,10 @@ class Pattern:
         if self.everywhere:
             return self.specs * count
         if len(self.specs) != count:
-            parts = " + ".join(f"{n} {spec}" for spec, n in Counter(map(str, self.specs)).items())
-            raise SpecError(
-                f"attention {shown(self.text)} is for {len(self.specs)} layers ({parts}), but the tower has {count}"
-            )
+            kinds = [f"{n} {spec}" for spec, n in Counter(map(str, self.specs)).items()]
+            parts = " + ".join(kinds[:6] + ["…"] * (len(kinds) > 6))
+            layers = "1 layer" if len(self.specs) == 1 else f"{len(self.specs)} layers"
+            raise SpecError(f"attention {shown(self.text)} is for {layers} ({parts}), but the tower has {count}")
         return self.specs
 
 
@@ -199,7 +200,8 @@ def parse_spec(text: object) -> AttentionSpec:
     kind, colon, rest = text.partition(":")
     if kind not in KINDS:
         raise SpecError(
-            f"attention {text!r}: unknown kind {kind!r}{nearest(kind, KINDS)}; allowed kinds: {', '.join(KINDS)}"
+            f"attention {text!r}: unknown kind {kind!r}{nearest(kind, KINDS)}; allowed kinds: {', '.join(KINDS)} "
+            "(a kind of your own is known once its module is imported)"
         )
     given = _parse_options(text, rest) if colon else {}
     declared = {option.name: option for option in KINDS[kind].options}

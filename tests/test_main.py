@@ -220,6 +220,8 @@ def test_a_folder_of_model_configs_is_known_to_the_module(tmp_path: Path, capsys
     assert "no such folder" in capsys.readouterr().err
     assert main(["--model-configs", str(tmp_path)]) == 2
     assert "needs a folder and a MODULE" in capsys.readouterr().err
+    assert main(["--model-configs", str(tmp_path / "my_models"), "list"]) == 2
+    assert "stands before a MODULE, not before list" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ A kind of a user's own, outside this package, is added by `register_attention`; 
 """
 
 from open_clip_linear.attention.base import Attention, Choice, Integer, Layout, TextLayout, VisionLayout
+from open_clip_linear.attention.declaration import check_declaration
 from open_clip_linear.attention.eq4 import Eq4
 from open_clip_linear.attention.eq7 import Eq7
 from open_clip_linear.attention.inline import Inline
@@ -17,29 +18,18 @@ def register_attention(cls: type[Attention]) -> type[Attention]:
     """Let `block_type` name a kind of your own: a class decorator for a subclass of `Attention`.
 
     Raises:
-        TypeError: no subclass of `Attention`, or one that implements no `attend`.
+        TypeError: no subclass of `Attention`, one that implements no `attend`, or a method that does not take what it
+            will be given.
         ValueError: its `kind` is no lower-case word, is another class's already or one of OpenCLIP's block types, or
             an option's name or value could not stand in a spec.
     """
-    if not (isinstance(cls, type) and issubclass(cls, Attention)):
-        raise TypeError(f"register_attention takes a subclass of open_clip_linear.Attention, but got {cls!r}")
-    missing = sorted(cls.__abstractmethods__)
-    if missing:
-        raise TypeError(f"{cls.__name__} implements no {', '.join(missing)}")
-    kind = getattr(cls, "kind", None)
-    words = [kind]
-    for option in cls.options:
-        words += [option.name, *(option.values if isinstance(option, Choice) else ())]
-    for word in words:
-        # Other signs have a meaning in a spec, and one spelling of a kind is enough.
-        if not (isinstance(word, str) and word.isascii() and word.replace("_", "").isalnum() and word == word.lower()):
-            raise ValueError(f"{cls.__name__}: {word!r} must be a word of a-z, 0-9 and _ to stand in an attention spec")
-    known = KINDS.get(str(kind))
+    check_declaration(cls)
+    known = KINDS.get(cls.kind)
     # Running a notebook's cell again defines the class again: the newer definition is meant.
     same = known is not None and (known.__module__, known.__qualname__) == (cls.__module__, cls.__qualname__)
-    if (known is not None and not same) or kind in ("default", "custom"):
-        raise ValueError(f"{cls.__name__}: the kind {kind!r} is taken; choose another name")
-    KINDS[str(kind)] = cls
+    if (known is not None and not same) or cls.kind in ("default", "custom"):
+        raise ValueError(f"{cls.__name__}: the kind {cls.kind!r} is taken; choose another name")
+    KINDS[cls.kind] = cls
     return cls
 
 

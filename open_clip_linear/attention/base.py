@@ -64,6 +64,10 @@ class Choice:
     values: tuple[str, ...]
     only_init: bool = False
 
+    def __post_init__(self) -> None:
+        if not (isinstance(self.values, tuple) and self.values and all(isinstance(v, str) for v in self.values)):
+            raise ValueError(f"Choice {self.name!r}: values must be a tuple of words, found {self.values!r}")
+
     @property
     def default(self) -> str:
         return self.values[0]
@@ -85,6 +89,10 @@ class Integer:
     default: int
     only_init: ClassVar[bool] = False
     allowed: ClassVar[str] = "a whole number from 1 to 65535"
+
+    def __post_init__(self) -> None:
+        if self.default is None or self.parse(str(self.default)) != self.default:
+            raise ValueError(f"Integer {self.name!r}: the default must be {self.allowed}, found {self.default!r}")
 
     def parse(self, text: str) -> int | None:
         """The value, or None where `text` is not allowed."""
@@ -213,4 +221,8 @@ class Attention(openclip.Attention, ABC):
         # The kernels choose their own precision; autocast would cast the token sums down to bf16 again.
         with no_autocast(x_BNC.device.type):
             o_BHND = self.attend(q, k, v, valid_BN)
+        # Heads and tokens in each other's place would be reshaped without a word, and mix tokens.
+        if not isinstance(o_BHND, Tensor) or o_BHND.shape != v.shape or o_BHND.dtype != v.dtype:
+            found = f"{o_BHND.dtype} {tuple(o_BHND.shape)}" if isinstance(o_BHND, Tensor) else type(o_BHND).__name__
+            raise TypeError(f"{self.kind}: attend must return {v.dtype} {tuple(v.shape)} like v, but returned {found}")
         return self.out_proj(o_BHND.transpose(1, 2).reshape(B, N, C))

@@ -1,7 +1,9 @@
 """`eq4`: the affine kernel with its denominator, Σ_n (1+q_i·k_n) v_n / Σ_n (1+q_i·k_n).
 
 Source: Eq. 4 of arXiv 2604.10064. q and k are L2-normalised per head unless `norm=off`; the clamp of the
-denominator and `gain=half_n`, the control that turns Eq. 4 into Eq. 7's size, are this project's.
+denominator and `gain=half_n`, the control that turns Eq. 4 into Eq. 7's size, are this project's. With `norm=off` the
+denominator crosses zero, and outputs and gradients of some rows are hundreds of times those of others: a control, not
+for training in bf16 or in text towers.
 Cost per head: 4·N·D² FLOPs forward; causal, see `sums`.
 """
 

@@ -93,12 +93,14 @@ def sema_attention(
             )
         first, last, grid = layout.prefix, N, layout.grid
     else:
-        first, last = 0, N - layout.class_token
+        first, last = 0, N - int(layout.class_token)
         grid = (1, last)
     kernel = partial(LOCAL_KERNELS[local], causal=layout.causal)
     q, k, v = (t[:, :, first:last].reshape(B, H, *grid, D) for t in (q_BHND, k_BHND, v_BHND))
     valid = None if valid_BN is None else valid_BN[:, first:last].reshape(B, *grid)
-    parts = [windows_attention(q, k, v, valid, window, kernel).reshape(B, H, last - first, D)]
+    parts = []  # a growing text may start without a token
+    if last > first:
+        parts.append(windows_attention(q, k, v, valid, window, kernel).reshape(B, H, last - first, D))
     # A class token stands first in an image and last in a text: either way it may see every key.
     if first:
         parts.insert(0, softmax_attention(q_BHND[:, :, :first], k_BHND, v_BHND, valid_BN=valid_BN))
@@ -106,7 +108,8 @@ def sema_attention(
         parts.append(softmax_attention(q_BHND[:, :, last:], k_BHND, v_BHND, valid_BN=valid_BN))
     v_BHND = hide(widen(v_BHND), valid_BN)
     mean_v = sum_seen(v_BHND, layout.causal) / count_seen(v_BHND, layout.causal, valid_BN)
-    return (torch.cat(parts, dim=2) + mean_v).to(q_BHND.dtype)
+    o_BHND = torch.cat(parts, dim=2) if parts else torch.zeros_like(v_BHND)
+    return (o_BHND + mean_v).to(q_BHND.dtype)
 
 
 class Sema(Attention):

@@ -1,8 +1,9 @@
 """Sums over the keys that a row sees: what eq4, eq7 and inline are made of, full or causal, with key padding.
 
 All take float32 or wider. Padding is taken out of keys and values first (`hide`), so that a sum over the keys a row
-sees needs no mask. Causal sums never touch a later token: an earlier row stays the same bit for bit whatever comes
-after it. Cost per head: 4·N·D² FLOPs full; causal, 4·N·D·min(N, CHUNK) more or less, linear in N beyond one chunk.
+sees needs no mask. Causal sums never touch a later token: an earlier row stays the same bit for bit whatever finite
+values come after it. Cost per head: 4·N·D² FLOPs full; causal, 4·N·D·min(N, CHUNK) more or less, linear in N beyond
+one chunk.
 """
 
 import torch

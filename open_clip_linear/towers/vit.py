@@ -259,8 +259,11 @@ def parsed(cfg: Any, where: str) -> tuple[AttentionSpec, ...] | None:
     try:
         pattern = parse_pattern(cfg.block_type)
         refuse_custom_options(cfg.block_type, vars(cfg))
-        # ResNets count their layers in lists; they are refused for what they are.
-        return pattern.layers(cfg.layers) if isinstance(cfg.layers, int) else pattern.specs
+        if isinstance(cfg.layers, list | tuple):  # a ResNet's; it is refused for what it is
+            return pattern.specs
+        if not isinstance(cfg.layers, int):
+            raise SpecError(f"layers must be a whole number, found {cfg.layers!r}")
+        return pattern.layers(cfg.layers)
     except SpecError as error:
         raise SpecError(f"{where}.block_type: {error}") from None
 

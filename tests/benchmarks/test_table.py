@@ -62,8 +62,22 @@ def test_a_run_that_is_there_is_not_repeated_and_another_s_is_refused(checkout):
     run.do()
     run.result(SIZES[0]).unlink()
     assert run.missing() == [run.evaluation(SIZES[0])]
+    leave_again = run.result(SIZES[0])
+    leave_again.write_text("{}")
+    with pytest.raises(TableError, match=r"is damaged .*remove it"):
+        run.do()
+    # A new checkpoint makes the old evaluations worthless, also where it is not evaluated yet.
     (run.folder / "checkpoint.pt").unlink()
     assert [command[1] for command in run.missing()] == ["training", "evaluate"]
+    with pytest.raises(TableError, match="the command ended"):
+        run.do()
+    assert not leave_again.exists()
+    (run.folder / "checkpoint.pt").touch()
+    (run.folder / "metrics.jsonl").unlink()
+    with pytest.raises(TableError, match="is damaged"):
+        run.do()
+    run = table.search_runs("eq4")[0]
+    leave(run)
     other = Run(run.kind, run.seed, "5e-3", run.steps, run.data, run.sizes, run.folder)
     with pytest.raises(TableError, match="was made by another command; remove it"):
         other.do()

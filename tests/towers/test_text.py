@@ -147,6 +147,23 @@ def test_padding_changes_nothing(spec):
     assert not torch.equal(before[:1], after[:1])
 
 
+@pytest.mark.parametrize("spec", SPECS)
+def test_traces_as_openclip_traces(spec):
+    model = clip(spec, vision={"block_type": spec}).eval()
+    model.visual.image_size = 16  # as a number, which OpenCLIP's tracing takes it for
+    traced = open_clip.model.trace_model(model, batch_size=2)
+    image, ids = torch.randn(3, 3, 16, 16), texts()
+    for found, expected in zip(traced(image, ids), model(image, ids), strict=True):
+        assert torch.allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_text_of_nothing_yet(spec):
+    """CoCa's decoder may be given no token at all."""
+    model = coca(spec).eval()
+    assert model.text_decoder(torch.randn(1, 5, 32), torch.zeros(1, 0, 32)).shape[:2] == (1, 0)
+
+
 def test_towers_have_kinds_of_their_own():
     model = clip("inline", vision={"block_type": "eq7"})
     weights = model.state_dict()
