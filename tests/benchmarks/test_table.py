@@ -85,7 +85,7 @@ def test_a_run_that_is_there_is_not_repeated_and_another_s_is_refused(checkout):
 
 def test_a_command_that_fails_ends_the_table_with_its_log(checkout):
     run = table.search_runs("eq7")[0]
-    with pytest.raises(TableError, match=r"ended with 1; its output stands in runs/table/rates/eq7-1e-3/log\.txt"):
+    with pytest.raises(TableError, match=r"ended with 1; its output stands in runs/table/rates/eq7-3e-3/log\.txt"):
         run.do()  # there is no data
 
 
@@ -107,7 +107,7 @@ def test_the_best_rate_and_the_page(checkout):
     assert text.endswith("-->\nafter\n")
     assert "old" not in text
     assert "commit abc1234" in text
-    row = next(line for line in text.splitlines() if line.startswith("| `eq4half` | 3e-3"))
+    row = next(line for line in text.splitlines() if line.startswith(f"| `eq4half` | {RATES[1]}"))
     losses = " / ".join(f"{10 - (step - 4.5) / 100:.2f}" for step in LOSS_AT)
     assert losses in row
     assert "4.5 / 12.0<br>5.5 / 15.0" in row  # 48 px: top-1 and top-5 of both seeds
