@@ -78,7 +78,10 @@ def why_not(name: str) -> str | None:
     """A sentence that says why `name` cannot be run as a module, or None."""
     file = Path(name)
     if name.endswith(".py") and file.is_file():
-        return f"{name!r} is a file; give the module's name as after `python -m`: {file.stem}, from its folder"
+        module = ".".join(part for part in file.with_suffix("").parts if part not in (".", ".."))
+        if file.is_absolute():
+            module = f"{file.stem}, from its folder"
+        return f"{name!r} is a file; give the module's name as after `python -m`, such as {module}"
     if is_missing(name):
         close = nearest_module(name)
         hint = f"; did you mean {close!r}?" if close else ""
