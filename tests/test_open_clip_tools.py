@@ -37,6 +37,7 @@ SIZE = 32  # pixels; the trainer's forced image size
 REQUIREMENTS = (
     f"open_clip_torch[training]=={version('open_clip_torch')}",
     "clip-benchmark>=1.6,<2",
+    "requests",  # which CLIP_benchmark imports and does not ask for
     "numpy<2.4",  # both tools turn arrays of one element into numbers, which numpy 2.4 refuses
 )
 UNREACHABLE = re.compile(r"from versions: none|NewConnectionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError")

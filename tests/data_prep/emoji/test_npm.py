@@ -104,7 +104,8 @@ def test_npm_packs_nothing(registry: Path, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_npm_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(npm, "_npm_command", lambda: [sys.executable, "-c", "input()"])
+    # Waits for a signal: reading from stdin would end at once where stdin is empty, as it is in CI.
+    monkeypatch.setattr(npm, "_npm_command", lambda: [sys.executable, "-c", "import signal; signal.pause()"])
     monkeypatch.setattr(npm, "_TIMEOUT_S", 0.01)
     with pytest.raises(DataError, match="npm did not finish"):
         npm.fetch([Package("b", "1.0.0", "?")], tmp_path)
