@@ -16,10 +16,8 @@ import open_clip_linear  # noqa: F401 -- registers the models on import
 from data_prep.manifest import sha256_file
 from evaluate.errors import RefusedError
 from evaluate.zero_shot import Preprocess, Tokenizer
+from open_clip_linear.listing import count_parameters
 from open_clip_linear.spec import nearest
-from open_clip_linear.towers.vit import STOCK_BLOCK_TYPES
-
-SCALARS = ("logit_scale", "logit_bias")
 
 
 @dataclass(frozen=True)
@@ -46,18 +44,7 @@ class LoadedModel:
     @property
     def parameters(self) -> dict[str, int]:
         """Number of parameters: all, the vision tower's, and the rest but the two logit scalars (text)."""
-        total = sum(p.numel() for p in self.model.parameters())
-        vision = sum(p.numel() for p in self.model.visual.parameters())  # type: ignore[union-attr,misc]
-        scalars = sum(p.numel() for name, p in self.model.named_parameters() if name in SCALARS)
-        return {"total": total, "vision": vision, "text": total - vision - scalars}
-
-
-def attention_kind(tower_config: dict[str, Any]) -> str:
-    """A tower's attention by its config: our spec string, ``softmax`` for OpenCLIP's own, or timm's model name."""
-    if name := tower_config.get("timm_model_name"):
-        return str(name)
-    kind = tower_config.get("block_type")
-    return "softmax" if kind in STOCK_BLOCK_TYPES else str(kind)
+        return count_parameters(self.model)
 
 
 def model_config(name: str) -> dict[str, Any]:

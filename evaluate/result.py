@@ -13,9 +13,10 @@ from typing import Any
 
 from evaluate.datasets import Dataset
 from evaluate.errors import RefusedError
-from evaluate.models import LoadedModel, attention_kind
+from evaluate.models import LoadedModel
 from evaluate.samples import Folder
 from evaluate.zero_shot import Encoded
+from open_clip_linear.listing import attention_kind
 
 FORMAT = 1  # raised when a name changes its meaning
 

@@ -43,8 +43,10 @@ class ListedModel:
     macs: dict[str, int]  # image_224, text
 
 
-def attention(tower: dict[str, Any]) -> str:
-    """A tower's attention as its config names it; `softmax` for OpenCLIP's own."""
+def attention_kind(tower: dict[str, Any]) -> str:
+    """A tower's attention by its config: an attention spec, `softmax` for OpenCLIP's own, or timm's model name."""
+    if name := tower.get("timm_model_name"):
+        return str(name)
     block_type = tower.get("block_type")
     return "softmax" if block_type in STOCK_BLOCK_TYPES else str(block_type)
 
@@ -116,8 +118,8 @@ def listed(names: Sequence[str]) -> Iterator[ListedModel]:
             macs[text_key] = text_macs(model)
         yield ListedModel(
             name,
-            attention(vision),
-            attention(text),
+            attention_kind(vision),
+            attention_kind(text),
             vision["image_size"],
             count_parameters(model),
             {f"image_{PIXELS}": macs[image_key], "text": macs[text_key]},
@@ -129,8 +131,8 @@ def print_table(names: Sequence[str]) -> None:
     configs = [open_clip.get_model_config(name) for name in names]
     columns: list[tuple[str, Sequence[str]]] = [
         ("name", names),
-        ("vision attention", [attention(config["vision_cfg"]) for config in configs]),
-        ("text attention", [attention(config["text_cfg"]) for config in configs]),
+        ("vision attention", [attention_kind(config["vision_cfg"]) for config in configs]),
+        ("text attention", [attention_kind(config["text_cfg"]) for config in configs]),
     ]
     words = "  ".join(f"{{:<{max(map(len, (title, *cells)))}}}" for title, cells in columns)
     titles = [title for title, _ in columns]

@@ -27,9 +27,7 @@ def check_declaration(cls: Any) -> None:
             f"stand in an attention spec; found {getattr(cls, 'kind', None)!r}"
         )
     if not (isinstance(cls.options, tuple) and all(isinstance(option, Choice | Integer) for option in cls.options)):
-        raise TypeError(
-            f"{name}: options must be a tuple of Choice and Integer (mind the comma): {cls.options!r}"
-        )
+        raise TypeError(f"{name}: options must be a tuple of Choice and Integer (mind the comma): {cls.options!r}")
     names = [option.name for option in cls.options]
     for option in cls.options:
         for word in (option.name, *(option.values if isinstance(option, Choice) else ())):

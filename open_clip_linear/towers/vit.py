@@ -171,6 +171,14 @@ def write_mark(original: Method) -> Method:
 # --- VisionTransformer, TextTransformer, CoCa's decoder ----------------------------------------------------------
 
 
+def all_arguments(signature: inspect.Signature, self: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of a wrapped `__init__` by name, defaults included, without self."""
+    bound = signature.bind(self, *args, **kwargs)
+    bound.apply_defaults()
+    del bound.arguments["self"]
+    return bound.arguments
+
+
 def sin_cos_positions(width: int, layout: VisionLayout) -> Tensor:
     """OpenCLIP's fixed sin-cos position embedding for a grid of any shape: float32 (tokens, width), prefix zero."""
     rows, columns = layout.grid
@@ -185,10 +193,7 @@ def tell_vision_layout(original: Method) -> Method:
 
     @wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        bound = signature.bind(self, *args, **kwargs)
-        bound.apply_defaults()
-        call = bound.arguments
-        del call["self"]
+        call = all_arguments(signature, self, args, kwargs)
         height, width = open_clip.transformer.to_2tuple(call["image_size"])
         patch_height, patch_width = open_clip.transformer.to_2tuple(call["patch_size"])
         grid = (height // patch_height, width // patch_width)
@@ -212,9 +217,7 @@ def tell_text_layout(original: Method) -> Method:
 
     @wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        bound = signature.bind(self, *args, **kwargs)
-        bound.apply_defaults()
-        call = bound.arguments
+        call = all_arguments(signature, self, args, kwargs)
         # OpenCLIP masks padding where a class token stands at the end, and on request in towers that are not causal.
         layout = TextLayout(
             call["context_length"] + bool(call["embed_cls"]),

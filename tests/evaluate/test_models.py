@@ -8,7 +8,8 @@ import torch
 
 from data_prep.manifest import sha256_file
 from evaluate.errors import RefusedError
-from evaluate.models import attention_kind, load_model
+from evaluate.models import load_model
+from open_clip_linear.listing import attention_kind
 
 
 def test_loads_the_weights_of_the_file(nano: tuple[str, Path]) -> None:
