@@ -1,13 +1,9 @@
-"""What a run is: every setting, its default, and where it may come from.
+"""What a run is: every setting, its default, its bounds, and what no two of them may say together.
 
-A recipe (`--config NAME.toml`) gives values, options on the command line override it, and whatever is unknown or
-out of range is refused before anything is built. Option names are OpenCLIP's where the meaning is the same.
+Names are OpenCLIP's where the meaning is the same. `training/command_line.py` fills them from a recipe and options.
 """
 
-import argparse
-import ast
 import math
-import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -20,7 +16,10 @@ from PIL import Image
 from open_clip_linear import add_model_configs
 from open_clip_linear.spec import nearest
 
-PRECISIONS = ("auto", "fp32", "amp_bf16")
+PRECISIONS = ("auto", "fp32", "amp_bf16", "amp")
+SCHEDULES = ("cosine", "const", "const-cooldown")
+DECODERS = ("fast", "pil")
+REPORTS = ("tensorboard", "wandb")
 
 
 class SettingsError(ValueError):
@@ -29,8 +28,8 @@ class SettingsError(ValueError):
 
 def _setting(default: Any, help: str, **metadata: Any) -> Any:
     """A field with its help text; the option's name is the field's with dashes."""
-    if isinstance(default, dict):
-        return field(default_factory=lambda: dict(default), metadata={"help": help, **metadata})
+    if isinstance(default, dict | list):
+        return field(default_factory=lambda: type(default)(default), metadata={"help": help, **metadata})
     return field(default=default, metadata={"help": help, **metadata})
 
 
@@ -38,12 +37,64 @@ def _setting(default: Any, help: str, **metadata: Any) -> Any:
 class Settings:
     """The resolved settings of a run. `batch_size` is per process, as in OpenCLIP."""
 
+    # --- the run ---
+    output: str = _setting("", "folder for runs")
+    name: str = _setting("", "name of the run: its folder is OUTPUT/NAME (OUTPUT itself where no name is given)")
+    seed: int = _setting(0, "seed of weights, sample order and augmentation", least=0, below=2**31)
+    resume: str = _setting(
+        "",
+        "auto continues from the newest checkpoint of the run that verifies, or starts where there is none; a file "
+        "continues from that checkpoint",
+    )
+    save_every_steps: int = _setting(0, "steps between checkpoints; 0: by time alone", least=0)
+    save_every_minutes: float = _setting(30.0, "minutes between checkpoints; 0: by steps alone", least=0)
+    keep: int = _setting(3, "checkpoints kept, the newest ones; 0 keeps all", least=0)
+    # --- model ---
     model: str = _setting("", "name of a model config, such as ViT-B-16-eq7mean")
     model_configs: str = _setting("", "folder of further model-config JSON files that --model may name")
-    train_data: str = _setting("", "folder of shards with a manifest.jsonl")
-    output: str = _setting("", "folder of the run; must not hold a finished run")
-    steps: int = _setting(0, "optimizer steps of the whole run", least=1)
-    batch_size: int = _setting(64, "image-text pairs per process and step", least=1)
+    init_from: str = _setting("", "checkpoint of the same kind whose weights the run starts from, at any image size")
+    force_image_size: list[int] = _setting([], "image size in pixels, or height and width, instead of the config's")
+    force_patch_dropout: float = _setting(-1.0, "patch dropout instead of the config's; negative: the config's", below=1)
+    lock_image: bool = _setting(False, "do not train the image tower")
+    lock_image_unlocked_groups: int = _setting(0, "with --lock-image: last layer groups that are trained", least=0)
+    lock_text: bool = _setting(False, "do not train the text tower")
+    lock_text_unlocked_layers: int = _setting(0, "with --lock-text: last layer groups that are trained", least=0)
+    grad_checkpointing: bool = _setting(False, "compute activations again in the backward pass: less memory, more time")
+    torchcompile: bool = _setting(False, "compile the model with torch.compile")
+    fsdp: bool = _setting(False, "shard parameters, gradients and optimizer over the processes (FSDP2)")
+    ema: float = _setting(0.0, "decay of an exponential moving average of the weights, per step; 0: none", least=0, below=1)
+    # --- data ---
+    train_data: str = _setting(
+        "",
+        "manifest.jsonl or its folder, or a pattern such as 'shards/{0000..0099}.tar'; several sources joined by ::",
+    )
+    train_data_upsampling_factors: str = _setting(
+        "", "how often each source is read in an epoch, joined by ::, such as 2::0.5 (default: once each)"
+    )
+    train_num_samples: int = _setting(
+        0, "samples that count as one epoch in --epochs and the frequencies; 0: all there are", least=0
+    )
+    allow_pipe: bool = _setting(False, "let sources run commands (pipe:COMMAND); do so for sources that you trust only")
+    workers: int = _setting(1, "data-loading processes per training process", least=0)
+    shuffle_buffer: int = _setting(5000, "samples held back for shuffling, per worker", least=1)
+    unique_key: str = _setting(
+        "",
+        "JSON field of a sample of which no two in a global batch may share a value (for small sets where several "
+        "pictures have one caption and would count as negatives of each other); the set is held in memory, and "
+        "samples that fit no batch at the end of an epoch are left out of it",
+    )
+    decode: str = _setting(
+        "fast", "fast: torchvision's JPEG decoder and uint8 transforms; pil: OpenCLIP's own transform", allowed=DECODERS
+    )
+    max_bad_samples: float = _setting(
+        0.001, "share of unreadable samples above which the run ends; fewer are counted and passed over", least=0, below=1
+    )
+    aug_cfg: dict[str, Any] = _setting({}, "OpenCLIP's augmentation settings, as key=value words")
+    # --- optimisation ---
+    epochs: float = _setting(0.0, "length of the run in epochs; --max-steps instead gives it in steps", least=0)
+    max_steps: int = _setting(0, "length of the run in optimizer steps; the schedule ends there", least=0)
+    batch_size: int = _setting(64, "image-text pairs per process and forward pass", least=1)
+    accum_freq: int = _setting(1, "forward passes of batch_size that make one step, with the full batch's loss", least=1)
     opt: str = _setting("adamw", "adamw, or timm/NAME for one of timm's optimizers, such as timm/nmuon")
     lr: float = _setting(5e-4, "peak learning rate", least=0)
     wd: float = _setting(0.2, "weight decay of matrices and embeddings", least=0)
@@ -51,148 +102,130 @@ class Settings:
     beta2: float = _setting(0.98, "the optimizer's second-moment decay", least=0, below=1)
     eps: float = _setting(1e-6, "the optimizer's epsilon", least=0)
     warmup: int = _setting(100, "steps of linear warm-up, of the total", least=0)
+    lr_scheduler: str = _setting("cosine", "what follows the warm-up", allowed=SCHEDULES)
+    cooldown: int = _setting(0, "with const-cooldown: the last steps, in which the rate falls", least=0)
+    lr_cooldown_end: float = _setting(0.0, "with const-cooldown: the learning rate at the end", least=0)
+    lr_cooldown_power: float = _setting(1.0, "with const-cooldown: power of the fall; 1 is linear", least=0)
     grad_clip_norm: float = _setting(0.0, "clip the gradient's norm to this; 0 does not clip", least=0)
-    precision: str = _setting("auto", "auto is amp_bf16 where the hardware has bf16, else fp32", allowed=PRECISIONS)
-    workers: int = _setting(1, "data-loading processes per training process", least=0)
-    seed: int = _setting(0, "seed of weights, sample order and augmentation", least=0, below=2**31)
-    shuffle_buffer: int = _setting(5000, "samples held back for shuffling, per worker", least=1)
-    unique_key: str = _setting(
-        "",
-        "JSON field of a sample of which no two in a global batch may share a value (for small sets where several "
-        "pictures have one caption and would count as negatives of each other); every process then reads all shards, "
-        "and samples left over at the end of an epoch wait for another",
+    precision: str = _setting(
+        "auto",
+        "amp is float16 with loss scaling, amp_bf16 bfloat16; auto is amp_bf16 where the hardware has it, else fp32",
+        allowed=PRECISIONS,
     )
-    log_every_n_steps: int = _setting(10, "steps between lines of metrics.jsonl", least=1)
-    aug_cfg: dict[str, Any] = _setting({}, "OpenCLIP's augmentation settings, as key=value words")
+    # --- loss ---
+    siglip: bool = _setting(False, "SigLIP's sigmoid loss instead of CLIP's")
+    gather_with_grad: bool = _setting(True, "gradients through the gathered features: the joint batch's, exactly")
+    local_loss: bool = _setting(False, "each process computes its own rows of the logits: memory linear in processes")
+    distill_model: str = _setting("", "teacher's model config: OpenCLIP's distillation loss")
+    distill_pretrained: str = _setting("", "teacher's weights: a checkpoint file or an OpenCLIP tag")
+    # --- guards ---
+    max_bad_steps: int = _setting(
+        20, "steps in a row with a non-finite loss or gradient after which the run ends; fewer are skipped", least=0
+    )
+    spike_rollback: bool = _setting(
+        False, "after a loss spike go back to the last checkpoint and on with the data that follows the spike"
+    )
+    # --- evaluation inside the run ---
+    zeroshot_frequency: float = _setting(1.0, "epochs between evaluations; 0: none", least=0)
+    imagenet_val: str = _setting("", "ImageNet's validation folder, for zero-shot accuracy inside the run")
+    val_data: str = _setting("", "manifest.jsonl of held-out pairs, or its folder, for retrieval inside the run")
+    # --- what is shown and written ---
+    log_every_n_steps: int = _setting(10, "steps between lines where there is no terminal", least=1)
+    report_to: str = _setting("", "tensorboard, wandb or both with a comma, beside metrics.jsonl")
+    wandb_project_name: str = _setting("open-clip", "wandb's project")
 
 
-_FIELDS = {f.name: f for f in fields(Settings)}
+FIELDS = {f.name: f for f in fields(Settings)}
+KINDS = {  # a field's type, as its annotation is written
+    name: f.type if isinstance(f.type, type) else getattr(f.type, "__origin__") for name, f in FIELDS.items()
+}
 
 
-def _option(name: str) -> str:
+def option(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def read_recipe(path: Path) -> dict[str, Any]:
-    """The settings of a TOML recipe.
-
-    Raises:
-        SettingsError: the file cannot be read, is not TOML, or has a key that is no setting.
-    """
-    try:
-        recipe = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"--config {path}: {error.strerror}") from None
-    except ValueError as error:  # TOML and UTF-8 errors
-        raise SettingsError(f"--config {path} is not TOML: {error}") from None
-    for key in recipe:
-        if key not in _FIELDS:
-            known = ", ".join(_FIELDS)
-            raise SettingsError(f"--config {path}: unknown key {key!r}{nearest(key, _FIELDS)}; known: {known}")
-    return recipe
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line: one option a setting, plus --config."""
-    result = argparse.ArgumentParser(
-        prog="python -m training",
-        description="Pretrain an OpenCLIP model on webdataset shards, on one process or under torchrun.",
-        epilog="example: python -m training --config configs/training/quickstart.toml --model tiny-emoji-softmax "
-        "--output runs/softmax\n"
-        "         torchrun --nproc-per-node 2 -m training --config configs/training/quickstart.toml --batch-size 64",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    result.add_argument("--config", type=Path, metavar="FILE.toml", help="recipe that gives defaults to all below")
-    for name, setting in _FIELDS.items():
-        text = setting.metadata["help"]
-        if name == "aug_cfg":
-            result.add_argument(_option(name), nargs="*", default=None, metavar="KEY=VALUE", help=text)
-            continue
-        kind = setting.type if isinstance(setting.type, type) else str
-        default = f" (default: {setting.default})" if setting.default != "" else ""
-        result.add_argument(
-            _option(name),
-            type=kind,
-            default=None,
-            choices=setting.metadata.get("allowed"),
-            metavar=None if "allowed" in setting.metadata else kind.__name__.upper(),
-            help=text + default,
-        )
-    return result
-
-
-def resolve(arguments: argparse.Namespace) -> Settings:
-    """Recipe, then command line, into checked settings.
-
-    Raises:
-        SettingsError: see `read_recipe` and `check`.
-    """
-    values = read_recipe(arguments.config) if arguments.config else {}
-    for name in _FIELDS:
-        given = getattr(arguments, name)
-        if given is not None:
-            values[name] = _parse_words(given) if name == "aug_cfg" else given
-    settings = Settings(**values)
-    check(settings)
-    return settings
-
-
-def _parse_words(words: list[str]) -> dict[str, Any]:
-    """`scale=(0.5,1.0)` words as a dict of Python literals."""
-    result: dict[str, Any] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals:
-            raise SettingsError(f"--aug-cfg {word!r}: write key=value")
-        try:
-            result[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            result[key] = value
-    return result
 
 
 def check(settings: Settings) -> None:
     """Raise SettingsError for the first setting that cannot work."""
-    for name, setting in _FIELDS.items():
-        value, kind = getattr(settings, name), setting.type
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value) if abs(value) < 1e300 else math.inf
-            setattr(settings, name, value)
-        elif name != "aug_cfg" and (not isinstance(value, kind) or isinstance(value, bool)):  # type: ignore[arg-type]
-            raise SettingsError(f"{name} must be {getattr(kind, '__name__', kind)}, found {value!r}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise SettingsError(f"{name} must be a finite number, found {value!r}")
-        below = setting.metadata.get("below")
-        if below is not None and not value < below:
-            raise SettingsError(f"{name} must be less than {below}, found {value!r}")
-        least, allowed = setting.metadata.get("least"), setting.metadata.get("allowed")
-        if least is not None and not value >= least:
-            raise SettingsError(f"{name} must be at least {least}, found {value!r}")
-        if allowed and value not in allowed:
-            raise SettingsError(f"{name} must be one of {', '.join(allowed)}, found {value!r}")
+    for name in FIELDS:
+        _check_value(settings, name)
     for name in ("model", "train_data", "output"):
         if not getattr(settings, name):
-            raise SettingsError(f"{_option(name)} is missing: give it as an option or in the recipe")
+            raise SettingsError(f"{option(name)} is missing: give it as an option or in the recipe")
+    _check_length(settings)
+    _check_model(settings)
+    _check_optimizer(settings)
+    _check_together(settings)
+    check_augmentation(settings.aug_cfg)
+
+
+def _check_value(settings: Settings, name: str) -> None:
+    """Type, finiteness and bounds of one setting; an integer where a float is wanted becomes one."""
+    value, kind, bounds = getattr(settings, name), KINDS[name], FIELDS[name].metadata
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value) if abs(value) < 1e300 else math.inf
+        setattr(settings, name, value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise SettingsError(f"{name} must be {kind.__name__}, found {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise SettingsError(f"{name} must be a finite number, found {value!r}")
+    below, least, allowed = bounds.get("below"), bounds.get("least"), bounds.get("allowed")
+    if below is not None and not value < below:
+        raise SettingsError(f"{name} must be less than {below}, found {value!r}")
+    if least is not None and not value >= least:
+        raise SettingsError(f"{name} must be at least {least}, found {value!r}")
+    if allowed and value not in allowed:
+        raise SettingsError(f"{name} must be one of {', '.join(allowed)}, found {value!r}")
+
+
+def _check_length(settings: Settings) -> None:
+    if bool(settings.max_steps) == bool(settings.epochs):
+        found = "both" if settings.max_steps else "neither"
+        raise SettingsError(f"give the run's length as --max-steps or as --epochs, found {found}")
+    if settings.max_steps and settings.warmup + settings.cooldown > settings.max_steps:
+        raise SettingsError(
+            f"warmup ({settings.warmup}) and cooldown ({settings.cooldown}) must not exceed max_steps "
+            f"({settings.max_steps})"
+        )
+
+
+def _check_model(settings: Settings) -> None:
     if settings.model_configs:
         try:
             add_model_configs(Path(settings.model_configs))
         except ValueError as error:
             raise SettingsError(f"--model-configs: {error}") from error
-    if settings.model not in open_clip.list_models():
-        raise SettingsError(f"--model {settings.model!r} is unknown{nearest(settings.model, open_clip.list_models())}")
-    config = open_clip.get_model_config(settings.model)
-    if "multimodal_cfg" in config or "init_logit_bias" in config:
-        raise SettingsError(f"--model {settings.model!r} is a CoCa or SigLIP model; this trainer has CLIP's loss only")
+    for name in ("model", "distill_model"):
+        model = getattr(settings, name)
+        if model and model not in open_clip.list_models():
+            raise SettingsError(f"{option(name)} {model!r} is unknown{nearest(model, open_clip.list_models())}")
+    if "multimodal_cfg" in open_clip.get_model_config(settings.model):
+        raise SettingsError(f"--model {settings.model!r} is a CoCa model; this trainer has no captioning loss")
+    if len(settings.force_image_size) > 2 or not all(type(n) is int and n > 0 for n in settings.force_image_size):
+        raise SettingsError(f"force_image_size must be one or two sizes in pixels, found {settings.force_image_size}")
+
+
+def _check_optimizer(settings: Settings) -> None:
     optimizers = ["adamw", *(f"timm/{name}" for name in timm.optim.list_optimizers())]
     if settings.opt not in optimizers:
         raise SettingsError(f"--opt {settings.opt!r} is unknown{nearest(settings.opt, optimizers)}")
-    if settings.warmup > settings.steps:
-        raise SettingsError(f"warmup ({settings.warmup}) must not exceed steps ({settings.steps})")
-    _check_augmentation(settings.aug_cfg)
+    if settings.lr_scheduler != "const-cooldown" and settings.cooldown:
+        raise SettingsError(f"cooldown is for --lr-scheduler const-cooldown, found {settings.lr_scheduler}")
 
 
-def _check_augmentation(aug_cfg: Any) -> None:
+def _check_together(settings: Settings) -> None:
+    """What no two settings may say together."""
+    if bool(settings.distill_model) != bool(settings.distill_pretrained):
+        raise SettingsError("--distill-model and --distill-pretrained go together: a teacher has weights")
+    if settings.distill_model and settings.siglip:
+        raise SettingsError("--distill-model cannot go with --siglip: OpenCLIP's distillation loss is CLIP's")
+    for report in filter(None, settings.report_to.split(",")):
+        if report not in REPORTS:
+            raise SettingsError(f"--report-to {report!r} is unknown; known: {', '.join(REPORTS)}")
+
+
+def check_augmentation(aug_cfg: Any) -> None:
+    """Raise SettingsError where OpenCLIP could not build its training transform from `aug_cfg`."""
     known = [f.name for f in fields(AugmentationCfg)]
     if not isinstance(aug_cfg, dict):
         raise SettingsError(f"aug_cfg must be a table, found {aug_cfg!r}")
