@@ -1,4 +1,4 @@
-"""``python -m evaluate``: zero-shot accuracy of a checkpoint, and a run's report.
+"""``python -m evaluate``: zero-shot accuracy of a checkpoint, a run's report, and scaling laws over runs.
 
 Exit codes: 0 done, 1 refused or failed (one sentence on stderr), 2 the command line is wrong.
 """
@@ -18,6 +18,9 @@ ZERO_SHOT_EXAMPLE = """example:
 """
 REPORT_EXAMPLE = """example:
   python -m evaluate report --run runs/quickstart --root data/emoji --beside runs/quickstart-softmax
+"""
+SCALING_EXAMPLE = """example:
+  python -m evaluate scaling runs/vit-{s,b,l}-eq7mean runs/vit-{s,b,l}-softmax --output scaling.json --plot scaling.svg
 """
 
 
@@ -63,16 +66,43 @@ def parser() -> argparse.ArgumentParser:
         "--beside", nargs="+", action="extend", type=Path, default=[], metavar="RUN", help="runs to show beside it"
     )
     common_arguments(report)
+
+    scaling = commands.add_parser(
+        "scaling",
+        help="how the loss falls with size: L = a·N^-α (+ c) over several runs, a fit for each attention kind",
+        description="Reads settings.json, metrics.jsonl and train.json of finished runs of at least two sizes a kind, "
+        "better three or more; c is fitted from four on. L is the validation loss where every run has one, else the "
+        "mean training loss of the last tenth of the steps.",
+        epilog=SCALING_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    scaling.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="folders of runs; several of a size are seeds"
+    )
+    scaling.add_argument(
+        "--over",
+        choices=("parameters", "samples", "compute"),
+        default="parameters",
+        help="what N is (default: the model's parameters)",
+    )
+    scaling.add_argument("--output", type=Path, metavar="FILE.json", help="where the fits go as JSON")
+    scaling.add_argument("--plot", type=Path, metavar="FILE.svg|png", help="where the plot goes")
+    model_configs_argument(scaling)
     return top
 
 
 def common_arguments(command: argparse.ArgumentParser) -> None:
-    """What both subcommands take: where and how many at once."""
+    """What those that run a model take: where and how many at once."""
     command.add_argument("--batch-size", type=positive, default=64, help="pictures a forward pass (default 64)")
+    model_configs_argument(command)
+    command.add_argument("--device", help="cpu or cuda[:N] (default: cuda if there is one)")
+
+
+def model_configs_argument(command: argparse.ArgumentParser) -> None:
+    """The option that all subcommands have."""
     command.add_argument(
         "--model-configs", type=Path, metavar="DIR", help="folder of further model-config JSON files to know"
     )
-    command.add_argument("--device", help="cpu or cuda[:N] (default: cuda if there is one)")
 
 
 def pick_device(name: str | None) -> str:
@@ -146,6 +176,18 @@ def run_report(args: argparse.Namespace, argv: Sequence[str]) -> None:
         print(f"written: {path}")
 
 
+def run_scaling(args: argparse.Namespace, argv: Sequence[str]) -> None:
+    """The scaling subcommand."""
+    from evaluate.scaling import write_scaling
+
+    print(write_scaling(args.runs, args.over, args.output, args.plot, argv))
+    for path in filter(None, (args.output, args.plot)):
+        print(f"written: {path}")
+
+
+SUBCOMMANDS = {"zero-shot": run_zero_shot, "report": run_report, "scaling": run_scaling}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code. Command-line mistakes end in SystemExit(2), as argparse does."""
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -153,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     try:
         add_model_configs(args.model_configs)
-        (run_zero_shot if args.subcommand == "zero-shot" else run_report)(args, argv)
+        SUBCOMMANDS[args.subcommand](args, argv)
     except (RefusedError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
