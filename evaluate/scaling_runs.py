@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 import open_clip
-import torch
 
 from evaluate.errors import RefusedError
 from evaluate.runs import METRICS, SETTINGS, TRAIN, read_json, read_losses
 from open_clip_linear import add_model_configs
-from open_clip_linear.listing import attention_kind, build, count_macs
+from open_clip_linear.listing import attention_kind, build, image_macs, text_macs
 
 TAIL = 0.1  # of the steps: the learning rate is low there and the loss nearly level
 BLOCKS = 10  # of the tail: means of neighbouring steps are what its noise is taken from
@@ -122,15 +121,9 @@ def kind_of(config: dict[str, Any]) -> str:
 def macs_of_pair(folder: Path, config: dict[str, Any], settings: dict[str, Any]) -> int:
     """Multiply-adds of one picture and one text, forward, at the image size the run was trained at."""
     size = settings.get("force_image_size") or config["vision_cfg"]["image_size"]
-    height, width = (size, size) if isinstance(size, int) else (size[0], size[-1])
-    config = config | {"vision_cfg": config["vision_cfg"] | {"image_size": (height, width)}}
     try:
-        model = build(config)
-        image = torch.empty(1, 3, height, width, device="meta")
-        text = torch.empty(1, model.context_length, dtype=torch.long, device="meta")
-        return count_macs(model.visual.transformer, lambda: model.encode_image(image)) + count_macs(
-            model.transformer, lambda: model.encode_text(text)
-        )
+        model = build(config, size[0] if isinstance(size, list) and len(size) == 1 else size)
+        return image_macs(model) + text_macs(model)
     except AttributeError as error:  # a tower that is no stack of equal blocks
         raise RefusedError(
             f"{folder}: the multiply-adds of its model cannot be counted. Use --over samples."
@@ -161,7 +154,8 @@ def refuse_what_differs(points: Sequence[Point], over: str) -> None:
     folders = [Path(point.run).resolve() for point in points]
     if twice := next((f for i, f in enumerate(folders) if f in folders[:i]), None):
         raise RefusedError(f"run {twice} is given twice. Give each run once.")
-    if not has_validation(points):
+    on_validation = has_validation(points)
+    if not on_validation:
         refuse_mixture(
             points,
             "global batch sizes",
@@ -169,7 +163,13 @@ def refuse_what_differs(points: Sequence[Point], over: str) -> None:
             "The contrastive loss depends on the batch it is taken over. Fit runs of one batch size, or train with "
             "--val-data: the validation loss is taken over the same pairs whatever the batch size.",
         )
-        refuse_mixture(points, "objectives", lambda p: p.objective, "Fit runs of one objective.")
+    # A distilled model's validation loss is CLIP's; SigLIP's is its own.
+    refuse_mixture(
+        points,
+        "objectives",
+        lambda p: "CLIP" if on_validation and p.objective != "SigLIP" else p.objective,
+        "Fit runs of one objective.",
+    )
     for kind in kinds_of(points):
         own = [point for point in points if point.kind == kind]
         if over == "parameters":

@@ -123,4 +123,8 @@ def test_what_does_not_disturb_is_let_through(tmp_path: Path) -> None:
     one = write_run(tmp_path / "a", settings={"val_data": "pairs"}, validation=2.0)
     few_lost = {"samples_seen": 199_000}
     other = write_run(tmp_path / "b", settings={"val_data": "pairs", "batch_size": 16}, train=few_lost, validation=1.5)
-    refuse_what_differs([read_point(one, "parameters"), read_point(other, "parameters")], "parameters")
+    taught = write_run(tmp_path / "c", settings={"val_data": "pairs", "distill_model": "ViT-B-16"}, validation=1.6)
+    refuse_what_differs([read_point(run, "parameters") for run in (one, other, taught)], "parameters")
+    sigmoid = write_run(tmp_path / "d", settings={"val_data": "pairs", "siglip": True}, validation=1.6)
+    with pytest.raises(RefusedError, match="differ in objectives: CLIP, SigLIP"):
+        refuse_what_differs([read_point(run, "parameters") for run in (one, sigmoid)], "parameters")
