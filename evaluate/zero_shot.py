@@ -66,17 +66,22 @@ class Encoded:
 
 @contextmanager
 def full_float32(model: nn.Module) -> Iterator[None]:
-    """Inference in eval mode, in float32 proper: no autocast, no TF32. Puts everything back, also after an error."""
-    was_training = model.training
+    """Inference in eval mode, in float32 proper: no autocast, no TF32. Puts everything back, also after an error.
+
+    ``no_grad`` and not ``inference_mode``: what a model in training keeps of a pass (gathered shards, caches) must
+    serve the next step's backward pass, which inference tensors cannot.
+    """
+    modes = [(module, module.training) for module in model.modules()]  # a locked tower may differ from the rest
     matmul, conv = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     device_type = next(model.parameters()).device.type
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     model.eval()
     try:
-        with torch.inference_mode(), torch.autocast(device_type, enabled=False):
+        with torch.no_grad(), torch.autocast(device_type, enabled=False):
             yield
     finally:
-        model.train(was_training)
+        for module, was_training in modes:
+            module.training = was_training
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, conv
 
 

@@ -1,0 +1,116 @@
+"""Evaluation inside a run: ImageNet zero-shot and retrieval on held-out pairs, shared by all ranks.
+
+    evaluation = Evaluation(settings, model, tokenizer, world)      # every refusal comes here, before training starts
+    if evaluation.due(step, steps_per_epoch, last=step == steps):
+        row |= evaluation.run(model)                                # on every rank at once
+
+A run with evaluation equals the run without, bit for bit: no random number is drawn, and modes and precision are put
+back. What goes wrong in an evaluation is logged and leaves its figures out; it never ends a run. Figures are in
+percent, computed in float32 outside autocast, and do not depend on the number of ranks (`evaluate/ranks.py`).
+
+Cost: `evaluate/imagenet.py` and `evaluate/retrieval.py` say it; pictures are decoded by `--workers` threads a rank.
+"""
+
+import logging
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import torch
+from open_clip.transform import PreprocessCfg, image_transform_v2
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+
+from evaluate.errors import RefusedError
+from evaluate.imagenet import read_imagenet, zero_shot
+from evaluate.pairs import read_pairs
+from evaluate.retrieval import evaluate_pairs
+from evaluate.zero_shot import BadImage, Tokenizer, full_float32
+from training.distributed import World
+from training.settings import Settings
+
+LARGEST_BATCH = 256  # training and its optimizer hold most of the device's memory
+NAMED = 5  # unreadable pictures that are named in the log
+LOG = logging.getLogger(__name__)
+
+Measure = Callable[[nn.Module], tuple[dict[str, float], list[BadImage]]]
+
+
+class Evaluation:
+    """What a run is measured on, and when.
+
+    Args:
+        settings: `zeroshot_frequency`, `imagenet_val`, `val_data`, `siglip`, `batch_size`, `workers`.
+        model: the model itself, not its DDP wrapper; with FSDP the sharded model. Its eval transform is used.
+        tokenizer: list of texts → (B, L) int64.
+        world: this process; rank 0 alone reads the folders, and all get the lists.
+
+    Raises:
+        RefusedError: `--imagenet-val` is no folder of ImageNet's 1000 classes.
+        DataError: `--val-data` is no whole set of pairs.
+    """
+
+    def __init__(self, settings: Settings, model: nn.Module, tokenizer: Tokenizer, world: World) -> None:
+        self.frequency = Fraction(str(settings.zeroshot_frequency))  # exact, so that no boundary is missed
+        self.world = world
+        self.measures: dict[str, Measure] = {}
+        if not self.frequency:
+            return
+        batch_size, threads = min(settings.batch_size, LARGEST_BATCH), max(settings.workers, 1)
+        preprocess = image_transform_v2(PreprocessCfg(**model.visual.preprocess_cfg), is_train=False)  # type: ignore
+        if settings.imagenet_val:
+            images = world.from_first(lambda: read_imagenet(Path(settings.imagenet_val)))
+            self.measures["imagenet"] = lambda model: zero_shot(
+                model, tokenizer, preprocess, images, batch_size=batch_size, device=world.device, threads=threads
+            )
+        if settings.val_data:
+            pairs = world.from_first(lambda: read_pairs(Path(settings.val_data)))
+            self.measures["val"] = lambda model: evaluate_pairs(
+                model,
+                tokenizer,
+                preprocess,
+                pairs,
+                sigmoid=settings.siglip,
+                batch_size=batch_size,
+                device=world.device,
+                threads=threads,
+            )
+        for method in ("encode_image", "encode_text"):  # FSDP gathers parameters for these as for forward
+            register_fsdp_forward_method(model, method)
+
+    def due(self, step: int, steps_per_epoch: int, *, last: bool = False) -> bool:
+        """Whether to evaluate after `step` (counted from 1): a multiple of the frequency was reached, or the end."""
+        if not self.measures:
+            return False
+        interval = self.frequency * steps_per_epoch
+        return last or step // interval > (step - 1) // interval
+
+    def run(self, model: nn.Module) -> dict[str, float]:
+        """Measure `model`: the one given at the start, or another of its kind such as its moving average.
+
+        Returns:
+            `imagenet_top1`, `imagenet_top5`, `imagenet_images`, `imagenet_bad_images`, `val_image_to_text_r1` (r5,
+            r10), `val_text_to_image_r1` (r5, r10), `val_loss`, `val_pairs`, `val_bad_images`, as far as their data
+            were given; the same on every rank. A measure that was refused (the model's features are not finite, or
+            too many pictures unreadable) is missing, and the log says why.
+        """
+        device = self.world.device
+        result: dict[str, float] = {}
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), full_float32(model):
+            for name, measure in self.measures.items():
+                try:
+                    figures, bad = measure(model)
+                except RefusedError as error:  # raised on every rank alike, so none waits
+                    self._warn(f"evaluation left out: {error}")
+                    continue
+                if bad:
+                    named = ", ".join(f"{b.shard}: {b.key} ({b.reason})" for b in bad[:NAMED])
+                    self._warn(f"{name}: {len(bad)} unreadable pictures were left out: {named}")
+                result |= {f"{name}_{key}": value for key, value in figures.items()}
+        if isinstance(model, FSDPModule):
+            model.reshard()  # the root keeps its gathered parameters after a pass; the next one must gather anew
+        return result
+
+    def _warn(self, message: str) -> None:
+        if self.world.is_first:
+            LOG.warning(message)
