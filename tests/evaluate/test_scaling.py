@@ -109,3 +109,10 @@ def test_refusals(
 def test_sizes_that_nearly_agree_are_one() -> None:
     assert count_sizes([100, 101, 200, 199, 400]) == 3
     assert count_sizes([100]) == 1
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["scaling", "--help"])
+    assert end.value.code == 0
+    assert "example:\n  python -m evaluate scaling" in capsys.readouterr().out
