@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from data_prep.errors import DataError
 
@@ -23,11 +24,18 @@ def write_text(path: Path | str, text: str) -> None:
 
 def write_bytes(path: Path | str, data: bytes) -> None:
     """Write `data` to `path`, replacing an earlier file in one step; on failure the earlier file stays."""
+    with writing(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def writing(path: Path | str) -> Iterator[BinaryIO]:
+    """Give a file to write; it becomes `path`, replacing an earlier one, when the block ends without an error."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -51,8 +51,8 @@ def attention_kind(tower: dict[str, Any]) -> str:
     return "softmax" if block_type in STOCK_BLOCK_TYPES else str(block_type)
 
 
-def build(config: dict[str, Any], pixels: int | None = None) -> open_clip.CLIP:
-    """The model of a config on the meta device, for images of `pixels` a side if not of its own size."""
+def build(config: dict[str, Any], pixels: int | list[int] | None = None) -> open_clip.CLIP:
+    """The model of a config on the meta device, for images of `pixels` (a side, or height and width) if not its own."""
     vision = config["vision_cfg"] | ({} if pixels is None else {"image_size": pixels})
     with torch.device("meta"):
         return open_clip.CLIP(**(config | {"vision_cfg": vision}))
@@ -84,8 +84,8 @@ def count_macs(transformer: nn.Module, forward: Callable[[], object]) -> int:
 
 
 def image_macs(model: open_clip.CLIP) -> int:
-    """MACs of the image tower for one image of `PIXELS` a side, which the model must have been built for."""
-    image = torch.empty(1, 3, PIXELS, PIXELS, device="meta")
+    """MACs of the image tower for one image of the size that the model was built for."""
+    image = torch.empty(1, 3, *model.visual.image_size, device="meta")
     return count_macs(model.visual.transformer, lambda: model.encode_image(image))
 
 

@@ -1,36 +1,53 @@
 """`python -m training` and `torchrun -m training`: settings from a recipe and options, then the loop."""
 
+import json
 import logging
 import os
 import shlex
 import sys
+from contextlib import nullcontext
+from pathlib import Path
 
 import open_clip_linear  # noqa: F401  (registers the models that --model may name)
 from data_prep.errors import DataError
-from training import settings
+from evaluate.errors import RefusedError
+from training import command_line, folder
+from training.checkpoint import CheckpointError
 from training.distributed import join
+from training.dry_run import dry_run
+from training.settings import SettingsError
+from training.signals import EXIT_STOPPED, StopRequest
 from training.train import TrainingError, train
 
 
 def main() -> int:
-    """Exit code 0 when trained, 1 when the run could not start or go on, 2 for a wrong command line."""
-    arguments = settings.parser().parse_args()
+    """The exit code; `--help` says what each means."""
+    arguments = command_line.parser().parse_args()
     # Random weights are what a run starts from; OpenCLIP warns of them on the root logger.
     logging.getLogger().addFilter(lambda record: "initialized randomly" not in record.getMessage())
     where = f" (process {os.environ['RANK']})" if "RANK" in os.environ else ""
     command = "python -m training " + shlex.join(sys.argv[1:])
+    stop = StopRequest()
     try:
-        resolved = settings.resolve(arguments)
+        settings = command_line.resolve(arguments)
         with join() as world:
-            train(resolved, world, command)
-    except settings.SettingsError as error:
+            if arguments.dry_run:
+                figures = dry_run(settings, world)
+                if world.is_first:
+                    print(json.dumps(figures, indent=2))
+                return 0
+            run = Path(settings.output) / settings.name
+            with folder.locked(run) if world.is_first else nullcontext():
+                finished = train(settings, world, command, stop)
+        return 0 if finished else EXIT_STOPPED
+    except (SettingsError, RefusedError) as error:
         print(f"error{where}: {error}", file=sys.stderr)
         return 2
-    except (DataError, TrainingError) as error:
+    except (DataError, CheckpointError, TrainingError) as error:
         print(f"error{where}: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"error{where}: {error}; the run ended here and may have saved no checkpoint", file=sys.stderr)
+        print(f"error{where}: {error}; checkpoints written before are whole", file=sys.stderr)
         return 1
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
@@ -38,9 +55,8 @@ def main() -> int:
         print(f"error{where}: {error} If memory ran out, use fewer workers.", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted; nothing was saved", file=sys.stderr)
+        print("interrupted at once; --resume auto continues from the last checkpoint", file=sys.stderr)
         return 130
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
-"""Which process this is, under torchrun or alone; gloo on CPUs, nccl on GPUs."""
+"""Which process this is, under torchrun or alone; gloo on CPUs, nccl on GPUs; and what all processes agree on."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
-import torch.distributed
+import torch.distributed as dist
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,36 @@ class World:
     def is_first(self) -> bool:
         return self.rank == 0
 
+    def sums(self, *values: Any) -> list[float]:
+        """Each number, or one-element tensor, summed over all processes, in float64; every process gets the same."""
+        own = torch.stack([torch.as_tensor(v, dtype=torch.float64, device=self.device).reshape(()) for v in values])
+        if self.size > 1:
+            dist.all_reduce(own)
+        return [float(value) for value in own.tolist()]
+
+    def from_first(self, decide: Callable[[], Result]) -> Result:
+        """What the first process decides; an error it meets is raised on all, so that none waits for the others."""
+        outcome: list[Any] = [None, None]
+        if self.is_first:
+            try:
+                outcome[0] = decide()
+            except Exception as error:
+                outcome[1] = error
+        if self.size > 1:
+            dist.broadcast_object_list(outcome)
+        if outcome[1] is not None:
+            raise outcome[1]
+        result: Result = outcome[0]
+        return result
+
+    def gathered(self, value: Any) -> list[Any]:
+        """Every process's value, in rank order, on every process."""
+        everyone: list[Any] = [value]
+        if self.size > 1:
+            everyone = [None] * self.size
+            dist.all_gather_object(everyone, value)
+        return everyone
+
 
 @contextmanager
 def join() -> Iterator[World]:
@@ -33,8 +66,8 @@ def join() -> Iterator[World]:
     if size == 1:
         yield World(0, 1, device)
         return
-    torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        yield World(torch.distributed.get_rank(), size, device)
+        yield World(dist.get_rank(), size, device)
     finally:
-        torch.distributed.destroy_process_group()
+        dist.destroy_process_group()

@@ -1,6 +1,12 @@
-"""What a run writes and shows while it goes: settings.json, metrics.jsonl, and a bar or plain lines."""
+"""What a run writes and shows while it goes: settings.json, metrics.jsonl, events.jsonl, a bar or plain lines, reports.
+
+metrics.jsonl has one object a step, each step once: rows that a resumed run computes again are cut off first.
+events.jsonl is only ever added to: starts, checkpoints that were passed over, skipped steps, spikes, rollbacks, ends.
+"""
 
 import json
+import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,44 +14,97 @@ from typing import Any
 from tqdm import tqdm
 
 from data_prep import atomic
-from training.settings import SettingsError
+from training.reports import Reports
+from training.settings import Settings, SettingsError
 
 
 class RunLog:
-    """The first process's record of a run in `folder`: a bar on a terminal, plain lines elsewhere.
+    """The first process's record of a run in `folder`.
 
     Raises:
-        SettingsError: the folder cannot be made or written.
+        SettingsError: the folder cannot be made or written, or a report's package is missing.
     """
 
-    def __init__(self, folder: Path, steps: int) -> None:
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self.folder = folder
+        self.every = settings.log_every_n_steps
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self.metrics = open(folder / "metrics.jsonl", "w", encoding="utf-8")  # noqa: SIM115  (closed in close())
+            self.events = open(folder / "events.jsonl", "a", encoding="utf-8")  # noqa: SIM115  (closed in close())
         except OSError as error:
             raise SettingsError(f"--output {folder} cannot be written: {error.strerror}") from error
-        self.folder = folder
-        self.steps = steps
-        self.bar = tqdm(total=steps, unit="step", disable=not sys.stderr.isatty())
+        self.reports = Reports(folder, settings)
 
-    def start(self, resolved: dict[str, Any], headline: str) -> None:
-        """Write the resolved settings and say what will run."""
+    def start(self, resolved: dict[str, Any], headline: str, step: int, steps: int) -> None:
+        """Write the resolved settings, cut the metrics to those up to `step`, and say what will run."""
         atomic.write_text(self.folder / "settings.json", json.dumps(resolved, indent=2) + "\n")
-        print(headline, flush=True)
+        self.reports.start(resolved)
+        self.steps = steps
+        self.bar = tqdm(total=steps, initial=step, unit="step", disable=not sys.stderr.isatty())
+        self.metrics = _metrics_up_to(self.folder / "metrics.jsonl", step)
+        self.say(headline)
 
-    def step(self, row: dict[str, Any], write: bool) -> None:
-        """Count a step; with `write`, add a line to metrics.jsonl and show it."""
-        self.bar.update()
-        if not write:
-            return
-        self.metrics.write(json.dumps(row) + "\n")
+    def say(self, text: str) -> None:
+        """A line for whoever watches, above the bar where there is one."""
+        tqdm.write(text, file=sys.stdout)
+        sys.stdout.flush()
+
+    def event(self, step: int, event: str, text: str, **details: Any) -> None:
+        """Something that happened, said and kept in events.jsonl."""
+        self.say(f"step {step}: {text}")
+        self.events.write(json.dumps({"step": step, "event": event, "text": text} | details) + "\n")
+        self.events.flush()
+
+    def step(self, row: dict[str, Any]) -> None:
+        """Add a step's row to metrics.jsonl; show it every `log_every_n_steps`."""
+        self.metrics.write(json.dumps(_without_nan(row)) + "\n")
         self.metrics.flush()
-        text = f"loss {row['loss']:.3f}  {row['images_per_s']:.0f} images/s"
+        self.bar.update()
+        last = row["step"] == self.steps
+        if not last and row["step"] % self.every and row["step"] != 1:
+            return
+        self.reports.add(row)
+        text = (
+            f"loss {row['loss']:.3f}  scale {row['logit_scale']:.1f}  {row['images_per_s']:.0f} images/s  "
+            f"data wait {row['data_wait']:.0%}"
+        )
         if self.bar.disable:
-            print(f"step {row['step']}/{self.steps}  {text}  lr {row['lr']:.2e}", flush=True)
+            self.say(f"step {row['step']}/{self.steps}  {text}  lr {row['lr']:.2e}  {row['samples_seen']:,} samples")
         else:
-            self.bar.set_postfix_str(text)
+            self.bar.set_postfix_str(f"{text}  {row['samples_seen']:,} samples")
+
+    def sync(self) -> None:
+        """Bring the metrics to the disk, before a checkpoint counts on them."""
+        os.fsync(self.metrics.fileno())
+
+    def rewind(self, step: int) -> None:
+        """Cut the metrics to those up to `step`, after a rollback."""
+        self.metrics.close()
+        self.metrics = _metrics_up_to(self.folder / "metrics.jsonl", step)
+        self.bar.reset()
+        self.bar.update(step)
 
     def close(self) -> None:
+        """Bring everything to the disk."""
         self.bar.close()
-        self.metrics.close()
+        for file in (self.metrics, self.events):
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+        self.reports.close()
+
+
+def _metrics_up_to(path: Path, step: int) -> Any:
+    """metrics.jsonl open for more rows, holding those of steps 1 to `step` alone; a cut last line is dropped."""
+    kept = []
+    if step and path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            if line.endswith("\n") and json.loads(line)["step"] <= step:
+                kept.append(line)
+    atomic.write_text(path, "".join(kept))
+    return open(path, "a", encoding="utf-8")
+
+
+def _without_nan(row: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN and no infinity: null stands for them."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}

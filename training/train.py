@@ -1,201 +1,223 @@
 """The training loop: data, model, loss, step, in the order they happen.
 
     python -m training --config configs/training/quickstart.toml
+    torchrun --nproc-per-node 8 -m training --config FILE.toml --train-data MANIFEST --output DIR --name NAME
 
-Written beside the weights in the output folder: settings.json (the resolved run), metrics.jsonl (a line every few
-steps), train.json (what the run was and took) and checkpoint.pt, which
-`open_clip.create_model(name, pretrained="checkpoint.pt")` loads.
+In DIR/NAME: settings.json (the resolved run), metrics.jsonl (a row a step), events.jsonl (what happened beside it),
+checkpoints/ (training/checkpoint.py), and at the end train.json (what the run was and took) and checkpoint.pt, the
+weights alone, which `open_clip.create_model(name, pretrained="checkpoint.pt")` loads.
 """
 
-import io
-import json
 import math
-import shutil
 import time
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import open_clip
-import timm.optim
 import torch
-from open_clip.loss import ClipLoss
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from data_prep import atomic
 from evaluate.result import versions
-from training.data import ShardBatches, load
+from training import checkpoint, folder
 from training.distributed import World
+from training.dry_run import pair_macs
 from training.log import RunLog
-from training.settings import Settings, SettingsError
+from training.measure import Meter, distances, number, snapshot
+from training.schedule import learning_rate
+from training.settings import Settings
+from training.setup import Setup, build_setup
+from training.signals import StopRequest
+from training.state import (
+    Progress,
+    capture,
+    differences,
+    restore_generators,
+    restore_training,
+    whole_weights,
+)
+
+MOST_ROLLBACKS = 3  # to one checkpoint: a fourth would end as these did
 
 
 class TrainingError(RuntimeError):
     """A run that cannot go on; the message says where it stood and what to change."""
 
 
-def computes_in_bf16(device: torch.device) -> bool:
-    """Whether bf16 matrix products are a hardware instruction there rather than an emulation."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    capability = torch.backends.cpu.get_cpu_capability()
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()) and "AVX512" in capability
+def train(settings: Settings, world: World, command: str, stop: StopRequest) -> bool:
+    """Run to the end and write the results, or to a checkpoint where a signal asks to stop.
 
-
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """The mixed-precision context of a run; `auto` is resolved by `precision_of` before."""
-    return torch.autocast(device.type, torch.bfloat16) if precision == "amp_bf16" else nullcontext()
-
-
-def precision_of(settings: Settings, device: torch.device) -> str:
-    if settings.precision != "auto":
-        return settings.precision
-    return "amp_bf16" if computes_in_bf16(device) else "fp32"
-
-
-def learning_rate(step: int, settings: Settings) -> float:
-    """OpenCLIP's cosine schedule: linear warm-up to `lr`, then half a cosine that would reach 0 after the last step."""
-    if step < settings.warmup:
-        return settings.lr * (step + 1) / settings.warmup
-    progress = (step - settings.warmup) / max(settings.steps - settings.warmup, 1)
-    return settings.lr * 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def parameter_groups(model: nn.Module, wd: float) -> list[dict[str, Any]]:
-    """OpenCLIP's two groups: no weight decay for vectors, norms, biases and the logit scale."""
-    decayed: list[nn.Parameter] = []
-    free: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        exempt = parameter.ndim < 2 or any(part in name for part in ("bn", "ln", "bias", "logit_scale"))
-        (free if exempt else decayed).append(parameter)
-    return [{"params": free, "weight_decay": 0.0}, {"params": decayed, "weight_decay": wd}]
-
-
-def build_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """AdamW, or one of timm's by name, over OpenCLIP's two groups. Raises SettingsError where it cannot be built."""
-    groups = parameter_groups(model, settings.wd)
-    betas = (settings.beta1, settings.beta2)
-    if settings.opt == "adamw":
-        return torch.optim.AdamW(groups, lr=settings.lr, betas=betas, eps=settings.eps, fused=True)
-    name = settings.opt.removeprefix("timm/")
-    info = timm.optim.get_optimizer_info(name)
-    kwargs: dict[str, Any] = {"betas": betas} if info.has_betas and info.num_betas == 2 else {}
-    if info.has_eps:
-        kwargs["eps"] = settings.eps
-    try:
-        return timm.optim.create_optimizer_v2(groups, name, lr=settings.lr, weight_decay=settings.wd, **kwargs)
-    except Exception as error:  # each optimizer has its own needs: a GPU, a package
-        raise SettingsError(f"--opt {settings.opt} cannot be used here: {error or type(error).__name__}") from error
-
-
-def train(settings: Settings, world: World, command: str) -> None:
-    """Run to the end and write the results.
+    Returns:
+        Whether the run is finished.
 
     Raises:
-        SettingsError, DataError: before any work, where the run cannot start.
-        TrainingError: the loss stopped being a number.
+        SettingsError, DataError, CheckpointError: the run cannot start, or its data or its disk fails.
+        TrainingError: too many steps in a row whose loss or gradient is no number, or rollbacks that do not help.
     """
-    output = Path(settings.output)
-    if (output / "checkpoint.pt").exists():
-        raise SettingsError(f"{output} holds a finished run; choose another --output or remove it")
+    run = Path(settings.output) / settings.name
+    if settings.resume == "auto" and world.from_first(lambda: folder.is_finished(run, settings.max_steps)):
+        if world.is_first:
+            print(f"{run} is finished already: {run / folder.WEIGHTS}")
+        return True
 
-    # --- data and model -------------------------------------------------------------------------------------------
-    torch.manual_seed(settings.seed)
-    model, preprocess, _ = open_clip.create_model_and_transforms(
-        settings.model, device=world.device, aug_cfg=settings.aug_cfg, output_dict=True
-    )
-    tokenizer = open_clip.get_tokenizer(settings.model)
-    dataset = ShardBatches(Path(settings.train_data), settings, preprocess, tokenizer, world.rank, world.size)
-    batches = load(dataset, pin_memory=world.device.type == "cuda")
-    precision = precision_of(settings, world.device)
-    replica: nn.Module = model
-    if world.size > 1:
-        device_ids = [world.device.index] if world.device.type == "cuda" else None
-        replica = DistributedDataParallel(model, device_ids=device_ids)
-    optimizer = build_optimizer(model, settings)
-    # Gathering with gradients is the only form whose gradients equal those of one process on the joint batch.
-    loss_of = ClipLoss(gather_with_grad=True, rank=world.rank, world_size=world.size)
-    log = RunLog(output, settings.steps) if world.is_first else None
-    parameters = sum(p.numel() for p in model.parameters())
-    facts = {"precision": precision, "world_size": world.size, "command": command, "versions": versions()}
-    if log:
-        check_room(output, model)
-        log.start(
-            asdict(settings) | facts,
-            f"{settings.model}: {parameters:,} parameters, {dataset.samples:,} samples in {len(dataset.entries)} "
-            f"shards, {settings.steps} steps of {settings.batch_size} x {world.size}, {precision} on {world.device}",
-        )
+    # --- what there is of the run, and its parts ------------------------------------------------------------------
+    path, notes = world.from_first(lambda: folder.checkpoint_to_resume(run, settings))
+    saved = checkpoint.load(path) if path else None
+    notes += differences(saved, settings, world) if saved else []
+    setup = build_setup(settings, world, saved["data"] if saved else None)
+    parts, progress = setup.parts, Progress()
+    if saved:
+        restore_training(saved, parts, progress, settings)
+        restore_generators(saved, world)
+        del saved
+    total = setup.steps(progress)
+    facts = {"precision": setup.precision, "world_size": world.size, "command": command, "versions": versions()}
+    log = writer = None
+    if world.is_first:
+        folder.check_room(run, parts, settings)
+        log, writer = RunLog(run, settings), checkpoint.Writer(run / folder.CHECKPOINTS, settings.keep)
+        log.start(asdict(settings) | facts, headline(setup, total), progress.step, total)
+        for note in ([f"resumed from {path}"] if path else []) + notes + parts.loader.notes:
+            log.event(progress.step, "start", note)
 
     # --- steps ----------------------------------------------------------------------------------------------------
+    model, optimizer, guard = parts.model, parts.optimizer, parts.guard
     model.train()
-    samples_seen, started = 0, time.monotonic()
-    for step in range(settings.steps):
-        lr = learning_rate(step, settings)
+    meter = Meter(world, setup.global_batch, sum(pair_macs(settings).values()), setup.precision)
+    rollbacks: dict[int, int] = {}
+    last_save, stopping = time.monotonic(), False
+    while progress.step < total and not stopping:
+        meter.start()
+        lr = learning_rate(progress.step, settings, total)
         for group in optimizer.param_groups:
             group["lr"] = lr
-        images, texts = (part.to(world.device, non_blocking=True) for part in next(batches))
+        pairs, keys = setup.next_batches()
+        meter.data_is_there()
 
-        with autocast(precision, world.device):
-            loss = loss_of(**replica(images, texts))
+        own_loss = setup.forward_backward(pairs)
+        norm = number(nn.utils.clip_grad_norm_(model.parameters(), settings.grad_clip_norm or math.inf))
+
+        # What one process meets or is asked, all do: skip the step, write a checkpoint, stop.
+        is_bad = not (math.isfinite(norm) and math.isfinite(own_loss.item()))
+        is_due = world.is_first and 0 < 60 * settings.save_every_minutes < time.monotonic() - last_save
+        sums = world.sums(own_loss, is_bad, bool(stop.name), is_due, parts.loader.bad_samples)
+        loss, bad, stopping, due = sums[0] / world.size, sums[1] > 0, sums[2] > 0, sums[3] > 0
+        progress.step += 1
+        progress.samples_seen += setup.global_batch
+        progress.loss = loss
+
+        row: dict[str, Any] = {
+            "step": progress.step,
+            "epoch": progress.samples_seen / setup.epoch_samples,
+            "samples_seen": progress.samples_seen,
+            "loss": loss,
+            "lr": lr,
+            "grad_norm": norm,
+        }
+        shown = progress.step % settings.log_every_n_steps == 0 or progress.step in (1, total)
+        before = snapshot(model) if shown else None
+        if bad:
+            guard.skip()
+            if parts.scaler:
+                parts.scaler.update()
+        else:
+            update(setup)
         optimizer.zero_grad()
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), settings.grad_clip_norm or math.inf)
-        if not math.isfinite(loss.item()) or not math.isfinite(norm.item()):
-            raise TrainingError(
-                f"step {step + 1}: the loss is {loss.item()} and the gradient's norm {norm.item()}; nothing was saved. "
-                "Lower lr, lengthen warmup, or set grad_clip_norm"
-            )
-        optimizer.step()
-        with torch.no_grad():
-            model.logit_scale.clamp_(0, math.log(100))  # OpenCLIP's bound on the temperature
-
-        samples_seen += len(images) * world.size
+        if before is not None:
+            row |= distances(model, before)
+            del before
+        row["logit_scale"] = number(model.logit_scale.detach().exp())
+        row |= meter.stop() | {"skipped_steps": guard.skipped, "bad_samples": int(sums[4])}
+        progress.seconds += row["step_seconds"]
+        row["seconds"] = progress.seconds
+        if setup.evaluation.due(progress.step, max(setup.epoch_samples // setup.global_batch, 1)):
+            row |= setup.evaluation.run(model)
         if log:
-            seconds = time.monotonic() - started
-            row = {
-                "step": step + 1,
-                "samples": samples_seen,
-                "loss": loss.item(),
-                "lr": lr,
-                "logit_scale": model.logit_scale.exp().item(),
-                "grad_norm": norm.item(),
-                "images_per_s": samples_seen / seconds,
-                "seconds": seconds,
-            }
-            log.step(row, write=step % settings.log_every_n_steps == 0 or step == settings.steps - 1)
+            log.step(row)
+
+        # --- what the step's outcome asks for -----------------------------------------------------------------
+        if bad:
+            everyones = [key for own in world.gathered(keys) for key in own]
+            if log:
+                text = f"skipped: the loss is {loss} and the gradient's norm {norm}"
+                log.event(progress.step, "skipped", text, keys=everyones)
+            if guard.in_a_row > settings.max_bad_steps:
+                raise TrainingError(
+                    f"step {progress.step}: {guard.in_a_row} steps in a row had a loss or gradient that is no number "
+                    f"(the last loss {loss}, norm {norm}). Earlier checkpoints are kept in {run / folder.CHECKPOINTS}. "
+                    "Lower lr, lengthen warmup, or set grad_clip_norm"
+                )
+        elif guard.is_spike(loss):
+            if log:
+                log.event(progress.step, "spike", f"the loss {loss:.4g} is far above those before it", keys=keys)
+            if settings.spike_rollback:
+                if writer:
+                    writer.wait()
+                roll_back(run, setup, progress, rollbacks)
+                if log:
+                    log.rewind(progress.step)
+                    log.event(progress.step, "rollback", "back at this step's checkpoint, on with the next data")
+                continue
+        every = settings.save_every_steps
+        if due or stopping or progress.step == total or (every and progress.step % every == 0):
+            state = capture(parts, progress, settings, world)
+            last_save = time.monotonic()
+            if log and writer:
+                log.sync()
+                writer.save(progress.step, state)
+            del state
 
     # --- results --------------------------------------------------------------------------------------------------
-    if log:
+    finished = progress.step >= total
+    weights = whole_weights(model, settings) if finished else {}
+    if log and writer:
+        writer.wait()
+        if finished:
+            folder.write_results(run, parts, progress, weights, facts | {"model": settings.model})
+            log.say(f"trained {progress.step} steps in {progress.seconds / 60:.1f} minutes: {run / folder.WEIGHTS}")
+        else:
+            log.event(progress.step, "stopped", f"stopped by {stop.name or 'a signal'}; --resume auto continues")
         log.close()
-        summary = {
-            "model": settings.model,
-            "steps": settings.steps,
-            "train_minutes": row["seconds"] / 60,
-            "images_per_s": row["images_per_s"],
-            "parameters": parameters,
-            "samples_seen": samples_seen,
-            "final_loss": row["loss"],
-        }
-        # The summary goes first: a checkpoint is what marks a run as finished.
-        atomic.write_text(output / "train.json", json.dumps(summary | facts, indent=2) + "\n")
-        save_checkpoint(output / "checkpoint.pt", model, settings)
-        print(f"trained {settings.steps} steps in {row['seconds'] / 60:.1f} minutes: {output / 'checkpoint.pt'}")
+    return finished
 
 
-def check_room(output: Path, model: nn.Module) -> None:
-    """Raise SettingsError where the folder `output` could not hold the checkpoint at the end of the run."""
-    needed = sum(t.numel() * t.element_size() for t in model.state_dict().values())
-    free = shutil.disk_usage(output).free
-    if free < 1.1 * needed:
-        raise SettingsError(f"--output {output}: a checkpoint takes {needed:,} bytes and {free:,} are free; make room")
+def headline(setup: Setup, total: int) -> str:
+    """One line on what will run."""
+    settings, world, loader = setup.settings, setup.world, setup.parts.loader
+    parameters = sum(p.numel() for p in setup.parts.model.parameters())
+    times = f" x {settings.accum_freq}" if settings.accum_freq > 1 else ""
+    return (
+        f"{settings.model}: {parameters:,} parameters; {loader.description()}; {total:,} steps of "
+        f"{settings.batch_size} x {world.size}{times}, {setup.precision} on {world.device}"
+    )
 
 
-def save_checkpoint(path: Path, model: nn.Module, settings: Settings) -> None:
-    """Write OpenCLIP's training-checkpoint form in one step: the file is whole or not there."""
-    buffer = io.BytesIO()
-    torch.save({"name": settings.model, "step": settings.steps, "state_dict": model.state_dict()}, buffer)
-    atomic.write_bytes(path, buffer.getvalue())
+def update(setup: Setup) -> None:
+    """One optimizer step from the gradients that are there, and what follows the weights."""
+    parts = setup.parts
+    if parts.scaler:
+        parts.scaler.step(parts.optimizer)
+        parts.scaler.update()
+    else:
+        parts.optimizer.step()
+    with torch.no_grad():
+        parts.model.logit_scale.clamp_(0, math.log(100))  # OpenCLIP's bound on the temperature
+    if parts.ema:
+        parts.ema.update(parts.model)
+
+
+def roll_back(run: Path, setup: Setup, progress: Progress, rollbacks: dict[int, int]) -> None:
+    """Put the training where the newest checkpoint has it; the data goes on after the spike.
+
+    Raises TrainingError where there is no checkpoint, or the same one was gone back to too often.
+    """
+    path = setup.world.from_first(lambda: checkpoint.newest(run / folder.CHECKPOINTS, print))
+    if path is None:
+        raise TrainingError(f"step {progress.step}: a loss spike, and no checkpoint to go back to; save more often")
+    spiked = progress.step
+    restore_training(checkpoint.load(path), setup.parts, progress, setup.settings)
+    rollbacks[progress.step] = rollbacks.get(progress.step, 0) + 1
+    if rollbacks[progress.step] > MOST_ROLLBACKS:
+        raise TrainingError(
+            f"step {spiked}: another loss spike after {MOST_ROLLBACKS} rollbacks to step {progress.step}; lower lr or "
+            "set grad_clip_norm"
+        )

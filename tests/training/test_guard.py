@@ -1,0 +1,59 @@
+import random
+
+from training.guard import LEAST, Guard
+
+
+def falling(steps, noise=0.1, seed=0):
+    """A contrastive loss as it falls in training, with noise."""
+    rng = random.Random(seed)
+    return [5 / (1 + step / 50) + 1 + rng.gauss(0, noise) for step in range(steps)]
+
+
+def test_a_falling_noisy_loss_has_no_spike():
+    for seed in range(20):
+        guard = Guard()
+        assert not any(guard.is_spike(loss) for loss in falling(500, seed=seed))
+
+
+def test_a_spike_is_found_and_not_remembered():
+    guard = Guard()
+    for loss in falling(200):
+        guard.is_spike(loss)
+    assert all(guard.is_spike(8.0) for _ in range(50)), "the spike itself must not become the measure"
+    assert not guard.is_spike(2.0)
+
+
+def test_before_enough_losses_there_is_no_verdict():
+    guard = Guard()
+    assert not any(guard.is_spike(loss) for loss in [1.0] * (LEAST - 1) + [100.0])
+
+
+def test_a_level_loss_may_move_a_tenth():
+    guard = Guard()
+    for _ in range(100):
+        guard.is_spike(2.0)
+    assert not guard.is_spike(2.19)
+    assert guard.is_spike(2.21)
+
+
+def test_the_state_goes_on_with_the_same_verdicts():
+    guard = Guard()
+    guard.skip()
+    guard.skip()
+    losses = falling(300) + [9.0]
+    for loss in losses[:150]:
+        guard.is_spike(loss)
+    again = Guard()
+    again.load_state_dict(guard.state_dict())
+    assert [guard.is_spike(x) for x in losses[150:]] == [again.is_spike(x) for x in losses[150:]]
+    assert again.skipped == 2
+
+
+def test_skips_in_a_row_end_with_a_good_step():
+    guard = Guard()
+    guard.skip()
+    guard.skip()
+    assert guard.in_a_row == 2
+    guard.is_spike(1.0)
+    guard.skip()
+    assert (guard.in_a_row, guard.skipped) == (1, 3)

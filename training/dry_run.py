@@ -1,0 +1,73 @@
+"""`--dry-run`: everything is built, ten steps are timed, and what the run would be is printed; nothing is written."""
+
+import resource
+import time
+from typing import Any
+
+import open_clip
+import torch
+
+from open_clip_linear.listing import build, image_macs, text_macs
+from training.distributed import World
+from training.settings import Settings
+from training.setup import Setup, build_setup
+from training.state import Progress
+
+TIMED_STEPS = 10
+
+
+def pair_macs(settings: Settings) -> dict[str, int]:
+    """Multiply-adds of one image's and one text's forward pass; empty where a tower is not OpenCLIP's own transformer."""
+    config = open_clip.get_model_config(settings.model)
+    if {"timm_model_name", "hf_model_name"} & {*config["vision_cfg"], *config["text_cfg"]}:
+        return {}
+    model = build(config, settings.force_image_size or None)
+    return {"image": image_macs(model), "text": text_macs(model)}
+
+
+def dry_run(settings: Settings, world: World) -> dict[str, Any]:
+    """Build the run, train ten steps on its real data, and say what the whole would be and take.
+
+    Returns the figures, on every process. Raises what starting the run would raise.
+    """
+    setup = build_setup(settings, world, None)
+    total = setup.steps(Progress())
+    setup.parts.model.train()
+    seconds = []
+    for _ in range(min(TIMED_STEPS, total)):
+        began = time.monotonic()
+        pairs, _ = setup.next_batches()
+        setup.forward_backward(pairs).item()
+        setup.parts.optimizer.step()
+        setup.parts.optimizer.zero_grad()
+        if world.device.type == "cuda":
+            torch.cuda.synchronize(world.device)
+        seconds.append(time.monotonic() - began)
+    steady = sorted(seconds)[len(seconds) // 2]  # the median: the first steps warm up
+    parameters = sum(p.numel() for p in setup.parts.model.parameters())
+    macs = pair_macs(settings)
+    return {
+        "model": settings.model,
+        "parameters": parameters,
+        "image_gmacs": macs["image"] / 1e9 if macs else None,
+        "text_gmacs": macs["text"] / 1e9 if macs else None,
+        "precision": setup.precision,
+        "processes": world.size,
+        "memory_gb": memory_gb(setup),
+        "global_batch": setup.global_batch,
+        "steps": total,
+        "samples": total * setup.global_batch,
+        "epoch_samples": setup.epoch_samples,
+        "epochs": total * setup.global_batch / setup.epoch_samples,
+        "step_seconds": steady,
+        "images_per_s": setup.global_batch / steady,
+        "hours": total * steady / 3600,
+    }
+
+
+def memory_gb(setup: Setup) -> float:
+    """The most memory a process held in the ten steps: the device's on a GPU, the process's own on a CPU."""
+    device = setup.world.device
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9

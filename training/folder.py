@@ -1,0 +1,109 @@
+"""A run's folder: who may write in it, what it holds of earlier, and what is left there at the end."""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data_prep import atomic
+from training import checkpoint
+from training.settings import Settings, SettingsError
+from training.state import Parts, Progress
+
+CHECKPOINTS, WEIGHTS, SUMMARY = "checkpoints", "checkpoint.pt", "train.json"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder for this process; the lock goes with it, also when it is killed.
+
+    Raises SettingsError where the folder cannot be made, or another process is training in it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise SettingsError(f"--output {folder} cannot be written: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise SettingsError(f"{folder}: another process is training there now; choose another --name") from None
+    finally:
+        os.close(descriptor)
+
+
+def checkpoint_to_resume(folder: Path, settings: Settings) -> tuple[Path | None, list[str]]:
+    """The checkpoint that `--resume` means, checked, and a sentence for each newer one that is damaged.
+
+    Raises:
+        SettingsError: the folder holds a run that this one was not asked to continue, or the file is not there.
+        CheckpointError: no checkpoint verifies.
+    """
+    passed_over: list[str] = []
+    if settings.resume == "auto":
+        return checkpoint.newest(folder / CHECKPOINTS, passed_over.append), passed_over
+    if (folder / WEIGHTS).exists():
+        raise SettingsError(f"{folder} holds a finished run; choose another --output or --name, or remove it")
+    if not settings.resume:
+        if checkpoint.found(folder / CHECKPOINTS):
+            raise SettingsError(f"{folder} holds an unfinished run; continue it with --resume auto, or choose another --name")
+        return None, []
+    path = Path(settings.resume)
+    if not path.is_file():
+        raise SettingsError(f"--resume {path}: no such file; give a checkpoint's path, or auto")
+    if reason := checkpoint.damage(path):
+        raise checkpoint.CheckpointError(f"--resume {path}: {reason}")
+    return path, []
+
+
+def check_room(folder: Path, parts: Parts, settings: Settings) -> None:
+    """Raise SettingsError where the disk could not hold the checkpoints that are kept and one more."""
+    weights = sum(t.numel() * t.element_size() for t in parts.model.state_dict().values())
+    one = weights * (4 if settings.ema else 3)  # with an optimizer of two moments
+    needed = one * (settings.keep or 1) + one + weights
+    held = sum(path.stat().st_size for path in checkpoint.found(folder / CHECKPOINTS))
+    free = shutil.disk_usage(folder).free
+    if free + held < needed:
+        raise SettingsError(
+            f"{folder}: the checkpoints of the run take about {needed:,} bytes and {free:,} are free; make room, or "
+            "lower --keep"
+        )
+
+
+def is_finished(folder: Path, steps: int) -> bool:
+    """Whether the run's results are there, after at least so many steps."""
+    try:
+        return (folder / WEIGHTS).exists() and json.loads((folder / SUMMARY).read_text())["steps"] >= steps
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def write_results(folder: Path, parts: Parts, progress: Progress, weights: dict[str, Any], facts: dict[str, Any]) -> None:
+    """The summary, then the weights in OpenCLIP's training-checkpoint form: they are what marks a run as finished."""
+    summary = {
+        "model": facts["model"],
+        "steps": progress.step,
+        "train_minutes": progress.seconds / 60,
+        "images_per_s": progress.samples_seen / max(progress.seconds, 1e-9),
+        "parameters": sum(p.numel() for p in parts.model.parameters()),
+        "samples_seen": progress.samples_seen,
+        "final_loss": progress.loss,
+        "skipped_steps": parts.guard.skipped,
+    }
+    atomic.write_text(folder / SUMMARY, json.dumps(summary | facts, indent=2) + "\n")
+    if parts.ema:
+        averaged = {"name": facts["model"], "step": progress.step, "state_dict": parts.ema.model_state_dict()}
+        _save(folder / "checkpoint-ema.pt", averaged)
+    _save(folder / WEIGHTS, {"name": facts["model"], "step": progress.step, "state_dict": weights})
+
+
+def _save(path: Path, state: dict[str, Any]) -> None:
+    with atomic.writing(path) as file:
+        torch.save(state, file)

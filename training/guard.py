@@ -1,0 +1,46 @@
+"""What watches the loss: steps that are no number, and spikes."""
+
+import statistics
+from collections import deque
+from typing import Any
+
+WINDOW = 128  # losses that a new one is compared with
+LEAST = 32  # before so many there is no verdict
+SIGMAS = 8.0
+RISE = 0.1  # of the median: with a nearly noiseless loss, eight sigmas are nothing
+
+
+class Guard:
+    """Counts skipped steps and finds spikes: a loss far above those of the last 128 steps.
+
+    Far is more than 8 standard deviations (from the median absolute deviation, which a spike does not move) and more
+    than a tenth above their median. The state goes into checkpoints, so a resumed run decides as an unbroken one.
+    """
+
+    def __init__(self) -> None:
+        self.skipped = 0  # in all
+        self.in_a_row = 0
+        self.losses: deque[float] = deque(maxlen=WINDOW)
+
+    def skip(self) -> None:
+        """A step was left out because its loss or gradient was no number."""
+        self.skipped += 1
+        self.in_a_row += 1
+
+    def is_spike(self, loss: float) -> bool:
+        """Judge the loss of a good step and remember it; a spike is not remembered."""
+        self.in_a_row = 0
+        if len(self.losses) >= LEAST:
+            median = statistics.median(self.losses)
+            deviation = 1.4826 * statistics.median(abs(x - median) for x in self.losses)
+            if loss > median + max(SIGMAS * deviation, RISE * abs(median)):
+                return True
+        self.losses.append(loss)
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"skipped": self.skipped, "in_a_row": self.in_a_row, "losses": list(self.losses)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.skipped, self.in_a_row = state["skipped"], state["in_a_row"]
+        self.losses = deque(state["losses"], maxlen=WINDOW)
