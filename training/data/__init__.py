@@ -1,0 +1,1 @@
+"""From shards to batches: which samples, in which order, decoded how."""
