@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,7 @@ def environment() -> dict[str, str]:
         "torchvision": torchvision.__version__,
         "pillow": Image.__version__,
         "libjpeg_turbo_of_pillow": str(features.version("libjpeg_turbo")),
-        "webdataset": wds.__version__,
+        "webdataset": version("webdataset"),
         "machine": platform.machine(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }

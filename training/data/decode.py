@@ -10,6 +10,8 @@ from the same random state, but decodes JPEG with torchvision, resizes bytes ins
 normalisation to the device, to which a quarter of the bytes is copied. Pixels differ by rounding, by 2 of 255 at most
 unless colours are jittered. `python -m benchmarks.data` measures both beside OpenCLIP's pipeline: fast takes about 1 ms
 a picture of 256 px and 2 ms of 512. Augmentation draws from torch's global generator and from `random`: seed both.
+Of a JPEG damaged within its pixels either decoder shows what it can, as libjpeg does; torchvision's libjpeg then writes
+"Corrupt JPEG data" to stderr, which it offers no way to turn off.
 """
 
 import io
