@@ -1,4 +1,4 @@
-"""``python -m evaluate``: zero-shot accuracy of a checkpoint, a run's report, and scaling laws over runs.
+"""``python -m evaluate``: zero-shot accuracy and retrieval of a checkpoint, a run's report, and scaling laws over runs.
 
 Exit codes: 0 done, 1 refused or failed (one sentence on stderr), 2 the command line is wrong.
 """
@@ -16,12 +16,18 @@ ZERO_SHOT_EXAMPLE = """example:
   python -m evaluate zero-shot --model tiny-emoji-eq7mean --pretrained runs/quickstart/checkpoint.pt \\
       --dataset emoji --root data/emoji --output runs/quickstart/zero-shot.json
 """
+RETRIEVAL_EXAMPLE = """example:
+  python -m evaluate retrieval --model tiny-emoji-eq7mean --pretrained runs/quickstart/checkpoint.pt \\
+      --data data/emoji/heldout-vendor/manifest.jsonl
+"""
 REPORT_EXAMPLE = """example:
   python -m evaluate report --run runs/quickstart --root data/emoji --beside runs/quickstart-softmax
 """
 SCALING_EXAMPLE = """example:
   python -m evaluate scaling runs/vit-{s,b,l}-eq7mean runs/vit-{s,b,l}-softmax --output scaling.json --plot scaling.svg
 """
+
+MOST_THREADS = 8  # that decode pictures; more gain nothing beside one model
 
 
 def positive(text: str) -> int:
@@ -51,6 +57,21 @@ def parser() -> argparse.ArgumentParser:
     zero_shot.add_argument("--output", required=True, type=Path, metavar="FILE.json", help="where the result goes")
     zero_shot.add_argument("--image-size", type=positive, help="pixels a side, if not the model config's")
     common_arguments(zero_shot)
+
+    retrieval = commands.add_parser(
+        "retrieval",
+        help="recall@1, 5 and 10 and the contrastive loss on held-out pairs",
+        description="Image-text retrieval on a shard set of pairs, from picture to caption and back.",
+        epilog=RETRIEVAL_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    retrieval.add_argument("--model", required=True, help="a registered model's name")
+    retrieval.add_argument("--pretrained", required=True, type=Path, metavar="FILE", help="its checkpoint file")
+    retrieval.add_argument(
+        "--data", required=True, type=Path, metavar="MANIFEST", help="manifest.jsonl of the pairs, or its folder"
+    )
+    retrieval.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
+    common_arguments(retrieval)
 
     report = commands.add_parser(
         "report",
@@ -165,6 +186,55 @@ def run_zero_shot(args: argparse.Namespace, argv: Sequence[str]) -> None:
     print(f"written: {args.output}")
 
 
+def run_retrieval(args: argparse.Namespace, argv: Sequence[str]) -> None:
+    """The retrieval subcommand: all refusals, then the evaluation, then the JSON or the table."""
+    import os
+
+    import torch
+
+    from data_prep.errors import DataError
+    from evaluate import result
+    from evaluate.models import check_checkpoint, load_model, model_config
+    from evaluate.pairs import manifest_file, read_pairs
+    from evaluate.progress import progress
+    from evaluate.retrieval import evaluate_pairs
+    from evaluate.zero_shot import full_float32
+
+    device = pick_device(args.device)
+    model_config(args.model)
+    check_checkpoint(args.pretrained)
+    try:
+        pairs = read_pairs(args.data)
+    except DataError as error:
+        raise RefusedError(f"--data: {error}.") from error
+    loaded = load_model(args.model, args.pretrained, device=device)
+    sigmoid = getattr(loaded.model, "logit_bias", None) is not None  # only SigLIP's loss trains a bias
+    with full_float32(loaded.model), progress(len(pairs), "retrieval") as advance:
+        figures, bad = evaluate_pairs(
+            loaded.model,
+            loaded.tokenizer,
+            loaded.preprocess,
+            pairs,
+            sigmoid=sigmoid,
+            batch_size=args.batch_size,
+            device=torch.device(device),
+            threads=min(os.cpu_count() or 1, MOST_THREADS),
+            advance=advance,
+        )
+    found = result.retrieval_result(
+        loaded,
+        manifest_file(args.data),
+        pairs,
+        figures,
+        bad,
+        sigmoid=sigmoid,
+        batch_size=args.batch_size,
+        device=device,
+        argv=argv,
+    )
+    print(json.dumps(found, indent=2, ensure_ascii=False) if args.json else result.retrieval_table(found))
+
+
 def run_report(args: argparse.Namespace, argv: Sequence[str]) -> None:
     """The report subcommand."""
     from evaluate.report import write_report
@@ -185,7 +255,7 @@ def run_scaling(args: argparse.Namespace, argv: Sequence[str]) -> None:
         print(f"written: {path}")
 
 
-SUBCOMMANDS = {"zero-shot": run_zero_shot, "report": run_report, "scaling": run_scaling}
+SUBCOMMANDS = {"zero-shot": run_zero_shot, "retrieval": run_retrieval, "report": run_report, "scaling": run_scaling}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -38,6 +38,11 @@ class Pair:
             return decode_image(file.read(self.size))
 
 
+def manifest_file(path: Path) -> Path:
+    """The manifest of a shard set given by it or by its folder."""
+    return path if path.name == MANIFEST else path / MANIFEST
+
+
 def read_pairs(manifest: Path) -> list[Pair]:
     """The pairs of a shard set in the manifest's order; `manifest` is the file or its folder.
 
@@ -45,7 +50,7 @@ def read_pairs(manifest: Path) -> list[Pair]:
         DataError: no or a malformed manifest, a shard that is missing, damaged or not the manifest's, a sample without
             picture or caption, or fewer than two pairs.
     """
-    folder = manifest.parent if manifest.name == MANIFEST else manifest
+    folder = manifest_file(manifest).parent
     pairs = [pair for entry in read_manifest(folder) for pair in _read_shard(folder / entry.shard, entry)]
     if len(pairs) < 2:
         raise DataError(f"{folder} holds {len(pairs)} pairs; retrieval needs at least two")

@@ -11,11 +11,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from data_prep.manifest import sha256_file
 from evaluate.datasets import Dataset
 from evaluate.errors import RefusedError
 from evaluate.models import LoadedModel
+from evaluate.pairs import Pair
 from evaluate.samples import Folder
-from evaluate.zero_shot import Encoded
+from evaluate.zero_shot import BadImage, Encoded
 from open_clip_linear.listing import attention_kind
 
 FORMAT = 1  # raised when a name changes its meaning
@@ -55,6 +57,18 @@ def duplicate_names(folder: Folder) -> dict[str, list[str]]:
     return {name: [c.concept for c in folder.classes if c.name == name] for name, count in counts.items() if count > 1}
 
 
+def model_facts(loaded: LoadedModel) -> dict[str, Any]:
+    """What a result says of the model, first of all."""
+    return {
+        "format": FORMAT,
+        "model": loaded.name,
+        "kind": attention_kind(loaded.config["vision_cfg"]),
+        "text_kind": attention_kind(loaded.config["text_cfg"]),
+        "parameters": loaded.parameters,
+        "checkpoint": {"path": os.fspath(loaded.checkpoint), "sha256": loaded.sha256},
+    }
+
+
 def zero_shot_result(
     loaded: LoadedModel,
     dataset: Dataset,
@@ -71,12 +85,7 @@ def zero_shot_result(
     images, seconds = sum(len(e.samples) for e in encoded.values()), sum(e.seconds for e in encoded.values())
     bad = [{"folder": name, **vars(b)} for name, e in encoded.items() for b in e.bad]
     return {
-        "format": FORMAT,
-        "model": loaded.name,
-        "kind": attention_kind(loaded.config["vision_cfg"]),
-        "text_kind": attention_kind(loaded.config["text_cfg"]),
-        "parameters": loaded.parameters,
-        "checkpoint": {"path": os.fspath(loaded.checkpoint), "sha256": loaded.sha256},
+        **model_facts(loaded),
         "dataset": dataset.name,
         "root": os.fspath(root),
         "manifests": {name: e.folder.manifest_sha256 for name, e in encoded.items()},
@@ -96,6 +105,53 @@ def zero_shot_result(
         "versions": versions(),
         "command": command_line(argv),
     }
+
+
+def retrieval_result(
+    loaded: LoadedModel,
+    manifest: Path,
+    pairs: Sequence[Pair],
+    figures: Mapping[str, float],
+    bad: Sequence[BadImage],
+    *,
+    sigmoid: bool,
+    batch_size: int,
+    device: str,
+    argv: Sequence[str],
+) -> dict[str, Any]:
+    """Retrieval's whole result as JSON values."""
+    captions = Counter(pair.caption for pair in pairs)
+    return {
+        **model_facts(loaded),
+        "data": os.fspath(manifest),
+        "manifest_sha256": sha256_file(manifest),
+        "protocol": "own partner among all, ties in the pairs' order; model's own eval transform",
+        "loss_kind": "sigmoid" if sigmoid else "softmax",
+        "image_size": loaded.image_size,
+        "precision": "fp32",
+        "batch_size": batch_size,
+        "device": device,
+        "duplicate_captions": sum(times for times in captions.values() if times > 1),
+        "bad_images": [vars(b) for b in bad],
+        "results": figures,
+        "versions": versions(),
+        "command": command_line(argv),
+    }
+
+
+def retrieval_table(result: Mapping[str, Any]) -> str:
+    """Retrieval's figures for a terminal."""
+    row = result["results"]
+    lines = [f"{'recall %':<16}{'@1':>8}{'@5':>8}{'@10':>8}"]
+    for name in ("image_to_text", "text_to_image"):
+        lines.append(f"{name.replace('_', ' '):<16}" + "".join(f"{row[f'{name}_r{k}']:>8.2f}" for k in (1, 5, 10)))
+    lines.append(f"{result['loss_kind']} loss {row['loss']:.4f} over {row['pairs']} pairs")
+    if result["duplicate_captions"]:
+        lines.append(f"{result['duplicate_captions']} pairs share their caption with another, which counts as wrong.")
+    if result["bad_images"]:
+        named = ", ".join(f"{b['shard']}: {b['key']}" for b in result["bad_images"][:5])
+        lines.append(f"{len(result['bad_images'])} unreadable pictures were left out: {named}.")
+    return "\n".join(lines)
 
 
 def notes(result: Mapping[str, Any]) -> list[str]:

@@ -41,7 +41,7 @@ class Evaluation:
 
     Args:
         settings: `zeroshot_frequency`, `imagenet_val`, `val_data`, `siglip`, `batch_size`, `workers`.
-        model: the model itself, not its DDP wrapper; with FSDP the sharded model. Its eval transform is used.
+        model: the model itself, not its DDP wrapper, sharded by FSDP or not. Its eval transform is used.
         tokenizer: list of texts → (B, L) int64.
         world: this process; rank 0 alone reads the folders, and all get the lists.
 
@@ -75,8 +75,6 @@ class Evaluation:
                 device=world.device,
                 threads=threads,
             )
-        for method in ("encode_image", "encode_text"):  # FSDP gathers parameters for these as for forward
-            register_fsdp_forward_method(model, method)
 
     def due(self, step: int, steps_per_epoch: int, *, last: bool = False) -> bool:
         """Whether to evaluate after `step` (counted from 1): a multiple of the frequency was reached, or the end."""
@@ -96,6 +94,9 @@ class Evaluation:
         """
         device = self.world.device
         result: dict[str, float] = {}
+        for method in ("encode_image", "encode_text"):
+            if isinstance(model, FSDPModule) and method not in vars(model):  # gather parameters, as for forward
+                register_fsdp_forward_method(model, method)
         with torch.random.fork_rng([device] if device.type == "cuda" else []), full_float32(model):
             for name, measure in self.measures.items():
                 try:
