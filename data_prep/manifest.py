@@ -46,15 +46,25 @@ def read_manifest(folder: Path | str) -> list[ShardEntry]:
         raise DataError(f"{path} does not exist: is {folder} a finished shard folder made by data_prep?") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text ({error.reason}); make the set again") from None
+    entries = parse_manifest(text, str(path))
+    for entry in entries:
+        _check_shard(Path(folder) / entry.shard, entry)
+    return entries
+
+
+def parse_manifest(text: str, name: str) -> list[ShardEntry]:
+    """The entries of a manifest's text, at least one; the shards are not looked at. `name` starts error messages.
+
+    Raises:
+        DataError: a malformed line (with its number), a shard named twice, or no shard.
+    """
     entries: list[ShardEntry] = []
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            entries.append(_parse_line(line, f"{path} line {number}"))
-    _check_unique(entries, path)
+            entries.append(_parse_line(line, f"{name} line {number}"))
+    _check_unique(entries, name)
     if not entries:
-        raise DataError(f"{path} names no shard; make the set again")
-    for entry in entries:
-        _check_shard(Path(folder) / entry.shard, entry)
+        raise DataError(f"{name} names no shard; make the set again")
     return entries
 
 
@@ -111,7 +121,7 @@ def _field(record: dict[str, Any], name: str, kind: type, where: str) -> Any:
     return value
 
 
-def _check_unique(entries: Sequence[ShardEntry], path: Path) -> None:
+def _check_unique(entries: Sequence[ShardEntry], path: Path | str) -> None:
     """A shard named twice would be read twice."""
     seen: set[str] = set()
     for entry in entries:
