@@ -1,0 +1,133 @@
+"""A shard's bytes and samples in order: from a file, an address (http, s3 … through fsspec) or a command (pipe:).
+
+    with closing(read_samples("file", "00000.tar")) as samples: ...     # {"__key__": "a", "jpg": b"…", "txt": b"…"}
+
+What kind a shard is was decided by the words of --train-data (source.py), never by the look of its name. Tar iteration
+and grouping by key are webdataset's, one shard at a time, so that no sample is put together from two shards; its
+decoders, which unpickle members, are not used.
+"""
+
+import io
+import subprocess
+import time
+from collections.abc import Generator
+from contextlib import suppress
+from typing import Any, BinaryIO, Literal
+
+import fsspec  # type: ignore[import-untyped]
+from webdataset.tariterators import group_by_keys, tar_file_iterator
+
+from data_prep.errors import DataError
+
+Sample = dict[str, Any]
+Kind = Literal["file", "remote", "pipe"]
+WAITS = (1.0, 4.0, 15.0)  # seconds before each new try; a shard is given up after as many in a row bring nothing
+BUFFER = 1 << 20
+_FINAL = (FileNotFoundError, PermissionError, DataError)  # trying again would not help
+
+
+def open_stream(kind: Kind, address: str) -> BinaryIO:
+    """The bytes of a shard; they can only be read forwards.
+
+    Raises:
+        OSError: there is no such file.
+        DataError: a package that reads this kind of address is not installed; the message names it.
+    """
+    if kind == "file":
+        return open(address, "rb")
+    return io.BufferedReader(_Remote(address) if kind == "remote" else _Pipe(address), BUFFER)
+
+
+def read_samples(kind: Kind, address: str) -> Generator[Sample, None, None]:
+    """The samples of one shard as webdataset groups them: `__key__`, and bytes by suffix in small letters.
+
+    A tar reader takes a damaged header for the end without a word: only a count finds what was lost.
+
+    Raises:
+        OSError, ValueError, EOFError, tarfile.TarError, zlib.error and others: the shard cannot be opened or read on.
+    """
+    with open_stream(kind, address) as stream:
+        files = ({**file, "__url__": ""} for file in tar_file_iterator(stream))  # 0.2 asks each file for its shard
+        yield from group_by_keys(files)
+
+
+class _Remote(io.RawIOBase):
+    """An address read through fsspec; what breaks off is opened again and read on where it broke off."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.position = 0
+        self._options: dict[str, Any] = {}
+        self._file: Any = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        for wait in (*WAITS, None):
+            try:
+                self._file = self._file or self._open()
+                data = self._file.read(len(buffer))
+                break
+            except _FINAL:
+                raise
+            except Exception as error:  # every filesystem has its own exceptions for a lost connection
+                self._drop()
+                if wait is None:
+                    raise OSError(f"{type(error).__name__}: {error}") from error
+                if isinstance(error, ValueError) and "range" in str(error):
+                    self._options = {"block_size": 0}  # a server that sends a file only from its beginning
+                else:
+                    time.sleep(wait)
+        buffer[: len(data)] = data
+        self.position += len(data)
+        return len(data)
+
+    def _open(self) -> Any:
+        try:
+            file = fsspec.open(self.address, "rb", **self._options).open()
+        except ImportError as error:
+            raise DataError(f"{self.address} needs a package that is not installed: {error}") from error
+        try:
+            file.seek(self.position)
+        except ValueError:  # a stream without seeking
+            left = self.position
+            while left and (passed := len(file.read(min(left, BUFFER)))):
+                left -= passed
+        return file
+
+    def _drop(self) -> None:
+        with suppress(Exception):
+            if self._file is not None:
+                self._file.close()
+        self._file = None
+
+    def close(self) -> None:
+        self._drop()
+        super().close()
+
+
+class _Pipe(io.RawIOBase):
+    """The output of a shell command; a command that fails is an error at the end of what it gave."""
+
+    def __init__(self, command: str) -> None:
+        self._process = subprocess.Popen(
+            command, shell=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, bufsize=0
+        )
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._process.stdout.read(len(buffer))  # type: ignore[union-attr]
+        if not data and (status := self._process.wait()):
+            raise OSError(f"the command ended with status {status}")
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._process.stdout.close()  # type: ignore[union-attr]
+            self._process.terminate()  # where reading stopped before the end
+            self._process.wait()
+        super().close()
