@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule
 
 from evaluate.errors import RefusedError
 from evaluate.imagenet import read_imagenet, zero_shot
@@ -94,9 +94,6 @@ class Evaluation:
         """
         device = self.world.device
         result: dict[str, float] = {}
-        for method in ("encode_image", "encode_text"):
-            if isinstance(model, FSDPModule) and method not in vars(model):  # gather parameters, as for forward
-                register_fsdp_forward_method(model, method)
         with torch.random.fork_rng([device] if device.type == "cuda" else []), full_float32(model):
             for name, measure in self.measures.items():
                 try:
@@ -109,7 +106,7 @@ class Evaluation:
                     self._warn(f"{name}: {len(bad)} unreadable pictures were left out: {named}")
                 result |= {f"{name}_{key}": value for key, value in figures.items()}
         if isinstance(model, FSDPModule):
-            model.reshard()  # the root keeps its gathered parameters after a pass; the next one must gather anew
+            model.reshard()  # the root keeps its gathered parameters after a pass; the optimizer's are the sharded ones
         return result
 
     def _warn(self, message: str) -> None:

@@ -51,7 +51,7 @@ def test_exit_codes_of_a_real_process(cli: Cli, emoji_root: Path, tmp_path: Path
     assert not (tmp_path / "r.json").exists()
 
 
-@pytest.mark.parametrize("command", ["zero-shot", "report"])
+@pytest.mark.parametrize("command", ["zero-shot", "retrieval", "report"])
 def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main([command, "--help"])

@@ -1,0 +1,63 @@
+"""Reading held-out pairs: each picture from its own place, and every kind of damage by name."""
+
+from pathlib import Path
+
+import pytest
+
+from data_prep.errors import DataError
+from data_prep.manifest import write_manifest
+from data_prep.shards import ShardWriter, decode_image, read_samples
+from evaluate.pairs import read_pairs
+
+
+def write(folder: Path, *samples: dict[str, bytes]) -> Path:
+    with ShardWriter(folder / "00000.tar") as writer:
+        for number, members in enumerate(samples):
+            writer.write(f"key{number}", members)
+    write_manifest(folder, [writer.close()])
+    return folder
+
+
+def test_pictures_and_captions_are_those_of_the_shards(emoji_root: Path) -> None:
+    folder = emoji_root / "heldout-vendor"
+    pairs = read_pairs(folder)
+    assert pairs == read_pairs(folder / "manifest.jsonl")
+    raw = [sample for shard in sorted(folder.glob("*.tar")) for sample in read_samples(shard)]
+    assert len({pair.shard for pair in pairs}) == 3
+    assert len(pairs) == len(raw) == 20
+    for pair, sample in zip(pairs, raw, strict=True):
+        assert (pair.key, pair.caption) == (sample["__key__"].decode(), sample["txt"].decode())
+        assert pair.picture().tobytes() == decode_image(sample["png"]).tobytes()
+
+
+def test_a_folder_without_manifest_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"manifest\.jsonl does not exist"):
+        read_pairs(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ({"txt": b"a"}, "sample 'key1' has no picture"),
+        ({"png": b"x"}, "sample 'key1' has no caption"),
+        ({"png": b"x", "txt": b"\xff"}, "sample 'key1': its caption is not UTF-8"),
+    ],
+)
+def test_incomplete_samples_are_named(tmp_path: Path, second: dict[str, bytes], message: str) -> None:
+    write(tmp_path, {"png": b"x", "txt": b"a"}, second)
+    with pytest.raises(DataError, match=message):
+        read_pairs(tmp_path)
+
+
+def test_one_pair_is_no_retrieval(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds 1 pairs; retrieval needs at least two"):
+        read_pairs(write(tmp_path, {"png": b"x", "txt": b"a"}))
+
+
+def test_a_changed_shard_is_refused(tmp_path: Path) -> None:
+    shard = write(tmp_path, {"png": b"x", "txt": b"a"}, {"png": b"y", "txt": b"b"}) / "00000.tar"
+    content = bytearray(shard.read_bytes())
+    content[512] ^= 1  # the first picture's first byte: the tar is still whole
+    shard.write_bytes(content)
+    with pytest.raises(DataError, match="its sha256 differs"):
+        read_pairs(tmp_path)

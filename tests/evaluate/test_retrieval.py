@@ -1,0 +1,122 @@
+"""Recall and loss against OpenCLIP's own and plain float64, ties and damage, and the command."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from open_clip.loss import ClipLoss, SigLipLoss
+from open_clip_train.train import get_clip_metrics
+
+from evaluate import encode, retrieval
+from evaluate.__main__ import main
+from evaluate.errors import RefusedError
+from evaluate.models import LoadedModel, load_model
+from evaluate.pairs import read_pairs
+from evaluate.retrieval import evaluate_pairs, figures_of
+from evaluate.zero_shot import full_float32
+
+from .conftest import class_entry, png, write_set
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def loaded(nano: tuple[str, Path]) -> LoadedModel:
+    return load_model(*nano)
+
+
+def unit(count: int, width: int, seed: int) -> torch.Tensor:
+    return F.normalize(torch.randn(count, width, generator=torch.Generator().manual_seed(seed)), dim=-1)
+
+
+def measured(loaded: LoadedModel, folder: Path, batch_size: int = 7):
+    with full_float32(loaded.model):
+        return evaluate_pairs(
+            loaded.model, loaded.tokenizer, loaded.preprocess, read_pairs(folder),
+            sigmoid=False, batch_size=batch_size, device=CPU, threads=2,
+        )  # fmt: skip
+
+
+@given(count=st.integers(2, 40), width=st.integers(2, 12), scores=st.integers(1, 200), seed=st.integers(0, 99))
+def test_recall_and_losses_equal_openclips(count: int, width: int, scores: int, seed: int) -> None:
+    """Whatever the number of scores held at once."""
+    images, texts = unit(count, width, seed), unit(count, width, seed + 1000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retrieval, "MOST_SCORES", scores)
+        ours = figures_of(images, texts, scale=14.0, bias=0.0, sigmoid=False)
+        sigmoid = figures_of(images, texts, scale=10.0, bias=-10.0, sigmoid=True)
+    theirs = get_clip_metrics(images, texts, torch.tensor(14.0))
+    for way in ("image_to_text", "text_to_image"):
+        for k in (1, 5, 10):
+            assert ours[f"{way}_r{k}"] == pytest.approx(100 * theirs[f"{way}_R@{k}"]) == sigmoid[f"{way}_r{k}"]
+    images, texts = images.double(), texts.double()
+    assert ours["loss"] == pytest.approx(ClipLoss()(images, texts, 14.0).item(), rel=1e-5, abs=1e-6)
+    assert sigmoid["loss"] == pytest.approx(SigLipLoss()(images, texts, 10.0, -10.0).item(), rel=1e-5)
+
+
+def test_a_collapsed_model_scores_chance() -> None:
+    same = unit(1, 8, 0).expand(20, 8)
+    figures = figures_of(same, same, scale=1.0, bias=0.0, sigmoid=False)
+    assert [figures[f"image_to_text_r{k}"] for k in (1, 5, 10)] == [5.0, 25.0, 50.0]
+
+
+def test_the_whole_way_equals_a_plain_one(loaded: LoadedModel, emoji_root: Path) -> None:
+    pairs = read_pairs(emoji_root / "heldout-vendor")
+    figures, bad = measured(loaded, emoji_root / "heldout-vendor")
+    pixels = torch.stack([loaded.preprocess(pair.picture()) for pair in pairs])
+    with torch.no_grad():
+        images, texts, scale = loaded.model.eval()(pixels, loaded.tokenizer([pair.caption for pair in pairs]))
+    theirs = get_clip_metrics(images, texts, scale)
+    assert (figures["pairs"], figures["bad_images"], bad) == (20, 0, [])
+    assert figures["text_to_image_r5"] == pytest.approx(100 * theirs["text_to_image_R@5"])
+    assert figures["image_to_text_r10"] == pytest.approx(100 * theirs["image_to_text_R@10"])
+    assert figures["loss"] == pytest.approx(ClipLoss()(images, texts, scale).item(), rel=1e-5)
+
+
+def test_unreadable_pictures_are_left_out_named_and_not_too_many(
+    loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    classes = [class_entry(i) for i in range(9)]
+    write_set(tmp_path / "whole", [c for i, c in enumerate(classes) if i != 4], image=lambda i: png(i + (i >= 4)))
+    write_set(tmp_path / "damaged", classes, image=lambda i: png(i)[:60] if i == 4 else png(i))
+    with pytest.raises(RefusedError, match=r"1 of 9 pictures cannot be read, more than 1%: .*00000\.tar: drawn-by-one"):
+        measured(loaded, tmp_path / "damaged")
+    monkeypatch.setattr(encode, "MOST_BAD", 0.2)
+    figures, bad = measured(loaded, tmp_path / "damaged")
+    assert [b.key for b in bad] == [f"drawn-by-one-{classes[4]['concept']}"]
+    whole, _ = measured(loaded, tmp_path / "whole")
+    assert figures.pop("bad_images") == 1
+    assert whole.pop("bad_images") == 0
+    assert figures == pytest.approx(whole, rel=1e-5)
+
+
+def test_features_that_are_no_numbers_are_refused(nano: tuple[str, Path], emoji_root: Path) -> None:
+    broken = load_model(*nano)
+    with torch.no_grad():
+        broken.model.text_projection.fill_(float("nan"))
+    with pytest.raises(RefusedError, match="text features are NaN"):
+        measured(broken, emoji_root / "heldout-vendor")
+
+
+def test_the_command_prints_a_table_or_json(
+    nano: tuple[str, Path], emoji_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = emoji_root / "heldout-concepts"
+    arguments = ["retrieval", "--model", nano[0], "--pretrained", str(nano[1]), "--data", str(data), "--device", "cpu"]
+    assert main(arguments) == 0
+    table = capsys.readouterr().out
+    assert "image to text" in table
+    assert "softmax loss" in table
+    assert "12 pairs share their caption with another" in table
+    assert main([*arguments, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["results"]["pairs"], result["duplicate_captions"], result["bad_images"]) == (12, 12, [])
+    assert f"{result['results']['image_to_text_r5']:.2f}" in table
+    assert len(result["manifest_sha256"]) == len(result["checkpoint"]["sha256"]) == 64
+
+    assert main([*arguments[:-4], "--data", str(emoji_root), "--device", "cpu"]) == 1
+    assert "error: --data:" in capsys.readouterr().err
