@@ -20,7 +20,7 @@ import open_clip
 from evaluate.errors import RefusedError
 from evaluate.runs import METRICS, SETTINGS, TRAIN, read_json, read_losses
 from open_clip_linear import add_model_configs
-from open_clip_linear.listing import attention_kind, build, image_macs, text_macs
+from open_clip_linear.listing import attention_kind, pair_macs
 
 TAIL = 0.1  # of the steps: the learning rate is low there and the loss nearly level
 BLOCKS = 10  # of the tail: means of neighbouring steps are what its noise is taken from
@@ -66,7 +66,7 @@ def read_point(folder: Path, over: str) -> Point:
         kind=kind_of(config),
         parameters=int(train["parameters"]),
         samples=samples,
-        compute=6.0 * macs_of_pair(folder, config, settings) * samples if over == "compute" else None,
+        compute=6.0 * macs_of_pair(folder, settings) * samples if over == "compute" else None,
         global_batch=settings["batch_size"] * settings.get("accum_freq", 1) * train["world_size"],
         objective=objective(settings),
         val_data=settings.get("val_data", ""),
@@ -118,12 +118,10 @@ def kind_of(config: dict[str, Any]) -> str:
     return vision if text == "softmax" else f"{vision} / text {text}"
 
 
-def macs_of_pair(folder: Path, config: dict[str, Any], settings: dict[str, Any]) -> int:
+def macs_of_pair(folder: Path, settings: dict[str, Any]) -> int:
     """Multiply-adds of one picture and one text, forward, at the image size the run was trained at."""
-    size = settings.get("force_image_size") or config["vision_cfg"]["image_size"]
     try:
-        model = build(config, size[0] if isinstance(size, list) and len(size) == 1 else size)
-        return image_macs(model) + text_macs(model)
+        return sum(pair_macs(settings["model"], settings.get("force_image_size") or ()).values())
     except AttributeError as error:  # a tower that is no stack of equal blocks
         raise RefusedError(
             f"{folder}: the multiply-adds of its model cannot be counted. Use --over samples."

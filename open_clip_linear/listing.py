@@ -95,6 +95,20 @@ def text_macs(model: open_clip.CLIP) -> int:
     return count_macs(model.transformer, lambda: model.encode_text(text))
 
 
+def pair_macs(name: str, image_size: Sequence[int] = ()) -> dict[str, int]:
+    """MACs of one image and one text of a registered model, as {"image": …, "text": …}.
+
+    Args:
+        image_size: a side, or height and width, if not the config's own.
+
+    Raises:
+        AttributeError: a tower that is no stack of OpenCLIP's blocks.
+    """
+    pixels = image_size[0] if len(image_size) == 1 else list(image_size) or None
+    model = build(open_clip.get_model_config(name), pixels)
+    return {"image": image_macs(model), "text": text_macs(model)}
+
+
 def count_parameters(model: nn.Module) -> dict[str, int]:
     """Number of parameters: all, the vision tower's, and the rest but the logit scalars."""
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}

@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 import torch
 
@@ -73,7 +73,7 @@ def write(path: Path, state: dict[str, Any]) -> None:
     """Write one checkpoint and its checksum; a reader sees all of it or nothing."""
     with atomic.writing(path) as file:
         hashing = _HashingFile(file)
-        torch.save(state, hashing)
+        torch.save(state, cast(IO[bytes], hashing))
         atomic.write_text(_checksum_file(path), f"{hashing.sha256.hexdigest()}  {path.name}\n")
 
 
@@ -123,7 +123,8 @@ def damage(path: Path) -> str | None:
         words = _checksum_file(path).read_text(encoding="utf-8", errors="replace").split()
         if not words:
             return f"{_checksum_file(path).name} is empty"
-        return None if sha256_file(path) == words[0] else "its content does not equal its checksum (damaged or cut short)"
+        equal = sha256_file(path) == words[0]
+        return None if equal else "its content does not equal its checksum (damaged or cut short)"
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
 

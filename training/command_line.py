@@ -42,8 +42,8 @@ def parser() -> argparse.ArgumentParser:
         else:
             allowed = setting.metadata.get("allowed")
             default = f" (default: {setting.default})" if setting.default != "" else ""
-            metavar = None if allowed else kind.__name__.upper()
-            result.add_argument(option(name), type=kind, choices=allowed, metavar=metavar, help=text + default)
+            word = None if allowed else kind.__name__.upper()
+            result.add_argument(option(name), type=kind, choices=allowed, metavar=word, help=text + default)
     return result
 
 

@@ -4,10 +4,9 @@ import resource
 import time
 from typing import Any
 
-import open_clip
 import torch
 
-from open_clip_linear.listing import build, image_macs, text_macs
+from open_clip_linear.listing import pair_macs
 from training.distributed import World
 from training.settings import Settings
 from training.setup import Setup, build_setup
@@ -16,13 +15,12 @@ from training.state import Progress
 TIMED_STEPS = 10
 
 
-def pair_macs(settings: Settings) -> dict[str, int]:
-    """Multiply-adds of one image's and one text's forward pass; empty where a tower is not OpenCLIP's own transformer."""
-    config = open_clip.get_model_config(settings.model)
-    if {"timm_model_name", "hf_model_name"} & {*config["vision_cfg"], *config["text_cfg"]}:
+def macs_of(settings: Settings) -> dict[str, int]:
+    """Multiply-adds of an image's and a text's forward pass; empty where a tower is no stack of OpenCLIP's blocks."""
+    try:
+        return pair_macs(settings.model, settings.force_image_size)
+    except AttributeError:
         return {}
-    model = build(config, settings.force_image_size or None)
-    return {"image": image_macs(model), "text": text_macs(model)}
 
 
 def dry_run(settings: Settings, world: World) -> dict[str, Any]:
@@ -45,7 +43,7 @@ def dry_run(settings: Settings, world: World) -> dict[str, Any]:
         seconds.append(time.monotonic() - began)
     steady = sorted(seconds)[len(seconds) // 2]  # the median: the first steps warm up
     parameters = sum(p.numel() for p in setup.parts.model.parameters())
-    macs = pair_macs(settings)
+    macs = macs_of(settings)
     return {
         "model": settings.model,
         "parameters": parameters,

@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,27 +15,29 @@ from training import checkpoint
 from training.settings import Settings, SettingsError
 from training.state import Parts, Progress
 
-CHECKPOINTS, WEIGHTS, SUMMARY = "checkpoints", "checkpoint.pt", "train.json"
+CHECKPOINTS, SUMMARY, WEIGHTS, AVERAGED = "checkpoints", "train.json", "checkpoint.pt", "checkpoint-ema.pt"
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the folder for this process; the lock goes with it, also when it is killed.
 
-    Raises SettingsError where the folder cannot be made, or another process is training in it.
+    A POSIX lock: workers that outlive a killed process by seconds do not inherit it, as they would flock's.
+    Raises SettingsError where the folder cannot be written, or another process is training in it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY)
+        lock = open(folder / ".lock", "w")  # noqa: SIM115  (closed below)
     except OSError as error:
         raise SettingsError(f"--output {folder} cannot be written: {error.strerror}") from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            raise SettingsError(f"{folder}: another process is training there now; choose another --name") from None
         yield
-    except BlockingIOError:
-        raise SettingsError(f"{folder}: another process is training there now; choose another --name") from None
     finally:
-        os.close(descriptor)
+        lock.close()
 
 
 def checkpoint_to_resume(folder: Path, settings: Settings) -> tuple[Path | None, list[str]]:
@@ -53,7 +54,9 @@ def checkpoint_to_resume(folder: Path, settings: Settings) -> tuple[Path | None,
         raise SettingsError(f"{folder} holds a finished run; choose another --output or --name, or remove it")
     if not settings.resume:
         if checkpoint.found(folder / CHECKPOINTS):
-            raise SettingsError(f"{folder} holds an unfinished run; continue it with --resume auto, or choose another --name")
+            raise SettingsError(
+                f"{folder} holds an unfinished run; --resume auto continues it, or choose another --name"
+            )
         return None, []
     path = Path(settings.resume)
     if not path.is_file():
@@ -85,10 +88,22 @@ def is_finished(folder: Path, steps: int) -> bool:
         return False
 
 
-def write_results(folder: Path, parts: Parts, progress: Progress, weights: dict[str, Any], facts: dict[str, Any]) -> None:
-    """The summary, then the weights in OpenCLIP's training-checkpoint form: they are what marks a run as finished."""
+def write_results(
+    folder: Path,
+    parts: Parts,
+    progress: Progress,
+    weights: dict[str, Any],
+    averages: dict[str, Any],
+    facts: dict[str, Any],
+) -> None:
+    """The summary, then the weights in OpenCLIP's training-checkpoint form: they are what marks a run as finished.
+
+    Args:
+        weights: the model's state dict.
+        averages: those of its parameters that a moving average was kept of; they go to checkpoint-ema.pt.
+        facts: model, command, versions and the like, for the summary.
+    """
     summary = {
-        "model": facts["model"],
         "steps": progress.step,
         "train_minutes": progress.seconds / 60,
         "images_per_s": progress.samples_seen / max(progress.seconds, 1e-9),
@@ -97,10 +112,9 @@ def write_results(folder: Path, parts: Parts, progress: Progress, weights: dict[
         "final_loss": progress.loss,
         "skipped_steps": parts.guard.skipped,
     }
-    atomic.write_text(folder / SUMMARY, json.dumps(summary | facts, indent=2) + "\n")
-    if parts.ema:
-        averaged = {"name": facts["model"], "step": progress.step, "state_dict": parts.ema.model_state_dict()}
-        _save(folder / "checkpoint-ema.pt", averaged)
+    atomic.write_text(folder / SUMMARY, json.dumps(facts | summary, indent=2) + "\n")
+    if averages:
+        _save(folder / AVERAGED, {"name": facts["model"], "step": progress.step, "state_dict": weights | averages})
     _save(folder / WEIGHTS, {"name": facts["model"], "step": progress.step, "state_dict": weights})
 
 

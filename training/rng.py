@@ -16,13 +16,13 @@ def seed_all(seed: int) -> None:
 
 def capture(device: torch.device) -> dict[str, Any]:
     """The generators' states as tensors, numbers and lists. CUDA's: that of `device` alone."""
-    kind, keys, position, has_gauss, cached = np.random.get_state()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     version, words, gauss = random.getstate()
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         "python": [version, torch.tensor(words), gauss],
-        "numpy": [kind, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached],
+        "numpy": [kind, torch.from_numpy(np.asarray(keys, np.int64)), position, has_gauss, cached],
     }
 
 

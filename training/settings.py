@@ -6,7 +6,7 @@ Names are OpenCLIP's where the meaning is the same. `training/command_line.py` f
 import math
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import open_clip
 import timm.optim
@@ -54,7 +54,7 @@ class Settings:
     model_configs: str = _setting("", "folder of further model-config JSON files that --model may name")
     init_from: str = _setting("", "checkpoint of the same kind whose weights the run starts from, at any image size")
     force_image_size: list[int] = _setting([], "image size in pixels, or height and width, instead of the config's")
-    force_patch_dropout: float = _setting(-1.0, "patch dropout instead of the config's; negative: the config's", below=1)
+    force_patch_dropout: float = _setting(-1.0, "patch dropout, if not the config's; negative: the config's", below=1)
     lock_image: bool = _setting(False, "do not train the image tower")
     lock_image_unlocked_groups: int = _setting(0, "with --lock-image: last layer groups that are trained", least=0)
     lock_text: bool = _setting(False, "do not train the text tower")
@@ -62,7 +62,7 @@ class Settings:
     grad_checkpointing: bool = _setting(False, "compute activations again in the backward pass: less memory, more time")
     torchcompile: bool = _setting(False, "compile the model with torch.compile")
     fsdp: bool = _setting(False, "shard parameters, gradients and optimizer over the processes (FSDP2)")
-    ema: float = _setting(0.0, "decay of an exponential moving average of the weights, per step; 0: none", least=0, below=1)
+    ema: float = _setting(0.0, "decay of a moving average of the weights, a step; 0: none", least=0, below=1)
     # --- data ---
     train_data: str = _setting(
         "",
@@ -87,14 +87,17 @@ class Settings:
         "fast", "fast: torchvision's JPEG decoder and uint8 transforms; pil: OpenCLIP's own transform", allowed=DECODERS
     )
     max_bad_samples: float = _setting(
-        0.001, "share of unreadable samples above which the run ends; fewer are counted and passed over", least=0, below=1
+        0.001,
+        "share of unreadable samples that ends the run; fewer are counted and passed over",
+        least=0,
+        below=1,
     )
     aug_cfg: dict[str, Any] = _setting({}, "OpenCLIP's augmentation settings, as key=value words")
     # --- optimisation ---
     epochs: float = _setting(0.0, "length of the run in epochs; --max-steps instead gives it in steps", least=0)
     max_steps: int = _setting(0, "length of the run in optimizer steps; the schedule ends there", least=0)
     batch_size: int = _setting(64, "image-text pairs per process and forward pass", least=1)
-    accum_freq: int = _setting(1, "forward passes of batch_size that make one step, with the full batch's loss", least=1)
+    accum_freq: int = _setting(1, "batches that make one step, with the loss of all of them together", least=1)
     opt: str = _setting("adamw", "adamw, or timm/NAME for one of timm's optimizers, such as timm/nmuon")
     lr: float = _setting(5e-4, "peak learning rate", least=0)
     wd: float = _setting(0.2, "weight decay of matrices and embeddings", least=0)
@@ -136,8 +139,8 @@ class Settings:
 
 
 FIELDS = {f.name: f for f in fields(Settings)}
-KINDS = {  # a field's type, as its annotation is written
-    name: f.type if isinstance(f.type, type) else getattr(f.type, "__origin__") for name, f in FIELDS.items()
+KINDS: dict[str, type] = {  # a field's type, without what is in brackets
+    name: f.type if isinstance(f.type, type) else get_origin(f.type) or str for name, f in FIELDS.items()
 }
 
 

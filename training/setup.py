@@ -1,18 +1,19 @@
 """Everything a run is made of, built from its settings in one place: the loop and the dry run start from it."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import open_clip
-import torch
 from torch import Tensor, nn
 
 from training import rng
-from training.data.decode import Decode
+from training.data.decode import Decode, Normalise
 from training.data.loader import Loader
+from training.data.source import Source, open_sources
 from training.distributed import World
 from training.evaluation import Evaluation
 from training.guard import Guard
-from training.loss import build_loss, forward_backward
+from training.loss import build_loss, build_teacher, forward_backward
 from training.model import Ema, build, parallel
 from training.optimizer import build_optimizer
 from training.precision import autocast, precision_of, scaler_of
@@ -27,9 +28,10 @@ class Setup:
     settings: Settings
     world: World
     precision: str
-    decode: Decode
+    normalise: Normalise
     replica: nn.Module
     loss: nn.Module
+    teacher: nn.Module | None
     evaluation: Evaluation
     parts: Parts
 
@@ -43,6 +45,11 @@ class Setup:
         """Pairs that count as one epoch."""
         return self.settings.train_num_samples or self.parts.loader.samples
 
+    @property
+    def epoch_steps(self) -> int:
+        """Whole steps in an epoch, at least one."""
+        return max(self.epoch_samples // self.global_batch, 1)
+
     def steps(self, progress: Progress) -> int:
         """Optimizer steps of the whole run. Raises SettingsError where there is none or the schedule has no room."""
         settings = self.settings
@@ -53,7 +60,9 @@ class Setup:
                 f"--epochs {settings.epochs} of {self.epoch_samples:,} samples make no step of {self.global_batch:,}"
             )
         if settings.warmup + settings.cooldown > total:
-            raise SettingsError(f"warmup and cooldown ({settings.warmup} + {settings.cooldown}) exceed the {total} steps")
+            raise SettingsError(
+                f"warmup and cooldown ({settings.warmup} + {settings.cooldown}) exceed the {total} steps"
+            )
         return total
 
     def next_batches(self) -> tuple[list[tuple[Tensor, Tensor]], list[str]]:
@@ -61,33 +70,43 @@ class Setup:
         device, pairs, keys = self.world.device, [], []
         for _ in range(self.settings.accum_freq):
             batch = next(self.parts.loader)
-            images = self.decode.normalise(batch.images.to(device, non_blocking=True))
+            images = self.normalise(batch.images.to(device, non_blocking=True))
             pairs.append((images, batch.texts.to(device, non_blocking=True)))
             keys += batch.keys
         return pairs, keys
 
     def forward_backward(self, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
         """Gradients of one step, unscaled, in the parameters; this process's loss."""
+        precision, device = self.precision, self.world.device
         loss = forward_backward(
-            self.replica, self.loss, pairs, lambda: autocast(self.precision, self.world.device), self.parts.scaler
+            self.replica, self.loss, pairs, lambda: autocast(precision, device), self.parts.scaler, self.teacher
         )
         if self.parts.scaler:
             self.parts.scaler.unscale_(self.parts.optimizer)
         return loss
 
 
-def build_setup(settings: Settings, world: World, data_state: dict[str, object] | None) -> Setup:
+def sources_of(settings: Settings, data_state: dict[str, Any] | None) -> list[Source]:
+    """The run's shards; what had to be counted by reading them is in a checkpoint's state."""
+    counts = data_state["counts"] if data_state else {}
+    return open_sources(settings.train_data, settings.train_data_upsampling_factors, settings.allow_pipe, counts)
+
+
+def build_setup(settings: Settings, world: World, data_state: dict[str, Any] | None) -> Setup:
     """Build the run; `data_state` is a checkpoint's position in the data.
 
     Raises SettingsError or DataError where something cannot be built.
     """
     rng.seed_all(settings.seed)
     model = build(settings, world.device)
-    decode = Decode(settings, model.visual.preprocess_cfg)
+    preprocess_cfg: dict[str, Any] = model.visual.preprocess_cfg  # type: ignore[union-attr, assignment]
+    decode = Decode(settings, preprocess_cfg)
     tokenizer = open_clip.get_tokenizer(settings.model)
     on_gpu = world.device.type == "cuda"
-    loader = Loader(settings, decode, tokenizer, world.rank, world.size, state=data_state, pin_memory=on_gpu)
+    sources = world.from_first(lambda: sources_of(settings, data_state))
+    loader = Loader(settings, decode, tokenizer, world.rank, world.size, data_state, on_gpu, sources)
     evaluation = Evaluation(settings, model, tokenizer, world)
+    teacher = build_teacher(settings, model, world.device) if settings.distill_model else None
     precision = precision_of(settings, world.device)
     replica = parallel(model, settings, world)
     parts = Parts(
@@ -99,4 +118,14 @@ def build_setup(settings: Settings, world: World, data_state: dict[str, object] 
         loader=loader,
     )
     rng.seed_all(settings.seed + world.rank + 1)  # patch dropout draws differently on every process
-    return Setup(settings, world, precision, decode, replica, build_loss(settings, world), evaluation, parts)
+    return Setup(
+        settings=settings,
+        world=world,
+        precision=precision,
+        normalise=Normalise(preprocess_cfg).to(world.device),
+        replica=replica,
+        loss=build_loss(settings, world),
+        teacher=teacher,
+        evaluation=evaluation,
+        parts=parts,
+    )

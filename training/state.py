@@ -1,10 +1,10 @@
 """What a checkpoint holds, gathered from all processes and given back to them.
 
-    name, epoch, step, state_dict   OpenCLIP's form
-    optimizer, scaler, ema, guard   what the next step depends on
-    rng                             every generator's state, a list with one entry a process
-    data                            the position in the data to the sample (training/data/loader.py)
-    samples_seen, seconds, settings, versions
+name, epoch, step, state_dict   OpenCLIP's form
+optimizer, scaler, ema, guard   what the next step depends on
+rng                             every generator's state, a list with one entry a process
+data                            the position in the data to the sample (training/data/loader.py)
+samples_seen, seconds, settings, versions
 """
 
 import math
@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from evaluate.result import versions
 from training import rng
-from training.data.loader import Loader, merge
+from training.data.loader import Loader
 from training.distributed import World
 from training.guard import Guard
 from training.model import Ema
@@ -65,6 +65,11 @@ class Parts:
     guard: Guard
     loader: Loader
 
+    @property
+    def logit_scale(self) -> nn.Parameter:
+        """The logarithm of the temperature's inverse."""
+        return self.model.get_parameter("logit_scale")
+
 
 def capture(parts: Parts, progress: Progress, settings: Settings, world: World) -> dict[str, Any]:
     """The run's state. Every process must call it; the tensors in the first one's result are the run's own."""
@@ -87,7 +92,7 @@ def capture(parts: Parts, progress: Progress, settings: Settings, world: World) 
         "ema": ema,
         "guard": parts.guard.state_dict(),
         "rng": [each["rng"] for each in everyone],
-        "data": merge([each["data"] for each in everyone]),
+        "data": parts.loader.merge([each["data"] for each in everyone]),
         "samples_seen": progress.samples_seen,
         "seconds": progress.seconds,
         "loss": progress.loss,
@@ -135,8 +140,8 @@ def differences(state: dict[str, Any], settings: Settings, world: World) -> list
     for name in FIXED:
         if saved[name] != now[name]:
             raise SettingsError(
-                f"{option(name)} is {now[name]!r} and the checkpoint's run had {saved[name]!r}; to start a new run from "
-                "its weights use --init-from"
+                f"{option(name)} is {now[name]!r} and the checkpoint's run had {saved[name]!r}; to start a new run "
+                "from its weights use --init-from"
             )
     unlike = [name for name in now if name in saved and saved[name] != now[name] and name not in ("resume", "output")]
     notes = [f"{name} was {saved[name]!r} and is {now[name]!r}" for name in unlike]
@@ -146,4 +151,3 @@ def differences(state: dict[str, Any], settings: Settings, world: World) -> list
             "and the losses will not equal those of an unbroken run bit for bit"
         )
     return notes
-

@@ -20,7 +20,7 @@ from torch import nn
 from evaluate.result import versions
 from training import checkpoint, folder
 from training.distributed import World
-from training.dry_run import pair_macs
+from training.dry_run import macs_of
 from training.log import RunLog
 from training.measure import Meter, distances, number, snapshot
 from training.schedule import learning_rate
@@ -82,7 +82,7 @@ def train(settings: Settings, world: World, command: str, stop: StopRequest) -> 
     # --- steps ----------------------------------------------------------------------------------------------------
     model, optimizer, guard = parts.model, parts.optimizer, parts.guard
     model.train()
-    meter = Meter(world, setup.global_batch, sum(pair_macs(settings).values()), setup.precision)
+    meter = Meter(world, setup.global_batch, sum(macs_of(settings).values()), setup.precision)
     rollbacks: dict[int, int] = {}
     last_save, stopping = time.monotonic(), False
     while progress.step < total and not stopping:
@@ -125,11 +125,11 @@ def train(settings: Settings, world: World, command: str, stop: StopRequest) -> 
         if before is not None:
             row |= distances(model, before)
             del before
-        row["logit_scale"] = number(model.logit_scale.detach().exp())
+        row["logit_scale"] = number(parts.logit_scale.detach().exp())
         row |= meter.stop() | {"skipped_steps": guard.skipped, "bad_samples": int(sums[4])}
         progress.seconds += row["step_seconds"]
         row["seconds"] = progress.seconds
-        if setup.evaluation.due(progress.step, max(setup.epoch_samples // setup.global_batch, 1)):
+        if setup.evaluation.due(progress.step, setup.epoch_steps, last=progress.step == total):
             row |= setup.evaluation.run(model)
         if log:
             log.step(row)
@@ -169,14 +169,16 @@ def train(settings: Settings, world: World, command: str, stop: StopRequest) -> 
     # --- results --------------------------------------------------------------------------------------------------
     finished = progress.step >= total
     weights = whole_weights(model, settings) if finished else {}
+    averages = parts.ema.state_dict() if finished and parts.ema else {}
     if log and writer:
         writer.wait()
         if finished:
-            folder.write_results(run, parts, progress, weights, facts | {"model": settings.model})
+            folder.write_results(run, parts, progress, weights, averages, {"model": settings.model} | facts)
             log.say(f"trained {progress.step} steps in {progress.seconds / 60:.1f} minutes: {run / folder.WEIGHTS}")
         else:
             log.event(progress.step, "stopped", f"stopped by {stop.name or 'a signal'}; --resume auto continues")
         log.close()
+    world.from_first(lambda: None)  # a process that ended before the first has written would have torchrun kill it
     return finished
 
 
@@ -200,7 +202,7 @@ def update(setup: Setup) -> None:
     else:
         parts.optimizer.step()
     with torch.no_grad():
-        parts.model.logit_scale.clamp_(0, math.log(100))  # OpenCLIP's bound on the temperature
+        parts.logit_scale.clamp_(0, math.log(100))  # OpenCLIP's bound on the temperature
     if parts.ema:
         parts.ema.update(parts.model)
 

@@ -2,10 +2,12 @@
 
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PIL import Image, ImageDraw
+from zygote import Zygote
 
 from data_prep.manifest import write_manifest
 from data_prep.shards import ShardWriter
@@ -57,7 +59,16 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, shards: Path) -> Path:
     """A recipe that trains a registered tiny model on the shapes."""
     path = tmp_path_factory.mktemp("recipe") / "shapes.toml"
     path.write_text(
-        f'model = "tiny-emoji-eq7mean"\ntrain_data = "{shards}"\nsteps = 4\nbatch_size = 8\nworkers = 0\nlr = 1e-3\n'
-        'warmup = 1\nunique_key = "concept"\nprecision = "fp32"\nlog_every_n_steps = 1\n[aug_cfg]\nscale = [0.9, 1.0]\n'
+        f'model = "tiny-emoji-eq7mean"\ntrain_data = "{shards}"\nmax_steps = 4\nbatch_size = 8\nworkers = 0\n'
+        'lr = 1e-3\nwarmup = 1\nunique_key = "concept"\nprecision = "fp32"\nlog_every_n_steps = 1\n'
+        "[aug_cfg]\nscale = [0.9, 1.0]\n"
     )
     return path
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """Starts real training processes without their imports."""
+    started = Zygote()
+    yield started
+    started.close()

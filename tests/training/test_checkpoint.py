@@ -138,7 +138,7 @@ def test_a_write_that_fails_is_told_by_the_next_save_and_leaves_the_old(folder, 
 
     monkeypatch.setattr(torch, "save", full)
     writer.save(5, state(5))
-    with pytest.raises(CheckpointError, match="could not be written: .*No space left"):
+    with pytest.raises(CheckpointError, match=r"could not be written: .*No space left"):
         writer.save(6, state(6))
     assert names(folder)[0] == "step-00000004.pt"
     assert not list(folder.glob(".*tmp"))

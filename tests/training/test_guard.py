@@ -40,7 +40,7 @@ def test_the_state_goes_on_with_the_same_verdicts():
     guard = Guard()
     guard.skip()
     guard.skip()
-    losses = falling(300) + [9.0]
+    losses = [*falling(300), 9.0]
     for loss in losses[:150]:
         guard.is_spike(loss)
     again = Guard()

@@ -83,9 +83,9 @@ class Zygote:
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.close()
-        self.process.stdout.close()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe
+            pipe.close()
 
 
 def _free_port() -> int:
