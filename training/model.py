@@ -8,7 +8,7 @@ checkpointing, leaves the names of a state dict as they are, and compiles one bl
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import open_clip
@@ -92,10 +92,35 @@ def parallel(model: nn.Module, settings: Settings, world: World) -> nn.Module:
         for unit in _units(model):
             fully_shard(unit, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        for method in ("encode_image", "encode_text"):
-            register_fsdp_forward_method(model, method)
+        _gather_for_encoders(model)
         return model
     return DistributedDataParallel(model, device_ids=[world.device.index] if world.device.type == "cuda" else None)
+
+
+def _gather_for_encoders(model: nn.Module) -> None:
+    """Let a sharded model's encoders gather its parameters, unless `forward` calls them and has gathered all.
+
+    FSDP2's own registration does so inside `forward` too, which then frees parameters before the loss has read them.
+    """
+    inside = {name: getattr(model, name) for name in ("encode_image", "encode_text")}
+    in_forward = False
+
+    def enter(*_: Any) -> None:
+        nonlocal in_forward
+        in_forward = True
+
+    def leave(*_: Any) -> None:
+        nonlocal in_forward
+        in_forward = False
+
+    def chosen(within: Callable[..., Tensor], alone: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda *args, **kwargs: (within if in_forward else alone)(*args, **kwargs)
+
+    model.register_forward_pre_hook(enter)
+    model.register_forward_hook(leave, always_call=True)
+    for name, method in inside.items():
+        register_fsdp_forward_method(model, name)
+        setattr(model, name, chosen(method, getattr(model, name)))
 
 
 def _units(model: nn.Module) -> list[nn.Module]:
