@@ -26,7 +26,7 @@ from open_clip.loss import ClipLoss
 
 import open_clip_linear  # noqa: F401 -- registers the models
 from data_prep import atomic
-from training.train import autocast, computes_in_bf16
+from training.precision import autocast, computes_in_bf16
 
 KINDS = ("softmax", "eq4", "eq4half", "eq7", "eq7mean", "eq7learned", "sema", "inline", "hybrid")
 SEEDS = (0, 1)
@@ -61,8 +61,9 @@ class Run:
         """The training command, from `-m` on."""
         return [
             *("-m", "training", "--config", "configs/training/quickstart.toml", "--model", f"tiny-emoji-{self.kind}"),
-            *("--train-data", str(self.data / "train"), "--steps", str(self.steps), "--warmup", str(self.steps // 10)),
-            *("--lr", self.rate, "--seed", str(self.seed), "--log-every-n-steps", "1", "--output", str(self.folder)),
+            *("--train-data", str(self.data / "train"), "--max-steps", str(self.steps)),
+            *("--warmup", str(self.steps // 10), "--lr", self.rate, "--seed", str(self.seed)),
+            *("--log-every-n-steps", "1", "--output", str(self.folder)),
         ]
 
     def result(self, size: int) -> Path:

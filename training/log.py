@@ -2,12 +2,14 @@
 
 metrics.jsonl has one object a step, each step once: rows that a resumed run computes again are cut off first.
 events.jsonl is only ever added to: starts, checkpoints that were passed over, skipped steps, spikes, rollbacks, ends.
+bad-samples.json counts unusable samples by shard and reason, brought up to date with every checkpoint.
 """
 
 import json
 import math
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ class RunLog:
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.folder = folder
         self.every = settings.log_every_n_steps
+        self.bad = 0  # unusable samples that were told of
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.events = open(folder / "events.jsonl", "a", encoding="utf-8")  # noqa: SIM115  (closed in close())
@@ -72,6 +75,18 @@ class RunLog:
             self.say(f"step {row['step']}/{self.steps}  {text}  lr {row['lr']:.2e}  {row['samples_seen']:,} samples")
         else:
             self.bar.set_postfix_str(f"{text}  {row['samples_seen']:,} samples")
+
+    def bad_samples(self, step: int, bad: dict[str, dict[str, int]]) -> None:
+        """Keep the counts of unusable samples, by shard and reason, in bad-samples.json; say it when there are more."""
+        reasons: Counter[str] = Counter()
+        for counts in bad.values():
+            reasons.update(counts)
+        if reasons.total() <= self.bad:
+            return
+        self.bad = reasons.total()
+        atomic.write_text(self.folder / "bad-samples.json", json.dumps(bad, indent=2) + "\n")
+        text = ", ".join(f"{count} x {reason}" for reason, count in reasons.most_common())
+        self.event(step, "bad samples", f"{self.bad} samples were passed over so far: {text}")
 
     def sync(self) -> None:
         """Bring the metrics to the disk, before a checkpoint counts on them."""

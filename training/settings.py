@@ -169,7 +169,8 @@ def _check_value(settings: Settings, name: str) -> None:
         value = float(value) if abs(value) < 1e300 else math.inf
         setattr(settings, name, value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise SettingsError(f"{name} must be {kind.__name__}, found {value!r}")
+        word = "a table" if kind is dict else kind.__name__
+        raise SettingsError(f"{name} must be {word}, found {value!r}")
     if isinstance(value, float) and not math.isfinite(value):
         raise SettingsError(f"{name} must be a finite number, found {value!r}")
     below, least, allowed = bounds.get("below"), bounds.get("least"), bounds.get("allowed")
@@ -227,11 +228,9 @@ def _check_together(settings: Settings) -> None:
             raise SettingsError(f"--report-to {report!r} is unknown; known: {', '.join(REPORTS)}")
 
 
-def check_augmentation(aug_cfg: Any) -> None:
+def check_augmentation(aug_cfg: dict[str, Any]) -> None:
     """Raise SettingsError where OpenCLIP could not build its training transform from `aug_cfg`."""
     known = [f.name for f in fields(AugmentationCfg)]
-    if not isinstance(aug_cfg, dict):
-        raise SettingsError(f"aug_cfg must be a table, found {aug_cfg!r}")
     for key in aug_cfg:
         if key not in known:
             raise SettingsError(f"aug_cfg: unknown key {key!r}{nearest(key, known)}; known: {', '.join(known)}")

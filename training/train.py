@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from data_prep.errors import DataError
 from evaluate.result import versions
 from training import checkpoint, folder
 from training.distributed import World
@@ -24,7 +25,7 @@ from training.dry_run import macs_of
 from training.log import RunLog
 from training.measure import Meter, distances, number, snapshot
 from training.schedule import learning_rate
-from training.settings import Settings
+from training.settings import Settings, SettingsError
 from training.setup import Setup, build_setup
 from training.signals import StopRequest
 from training.state import (
@@ -63,7 +64,10 @@ def train(settings: Settings, world: World, command: str, stop: StopRequest) -> 
     path, notes = world.from_first(lambda: folder.checkpoint_to_resume(run, settings))
     saved = checkpoint.load(path) if path else None
     notes += differences(saved, settings, world) if saved else []
-    setup = build_setup(settings, world, saved["data"] if saved else None)
+    try:
+        setup = build_setup(settings, world, saved["data"] if saved else None)
+    except DataError as error:
+        raise SettingsError(str(error)) from error  # before the start it is an option that is wrong
     parts, progress = setup.parts, Progress()
     if saved:
         restore_training(saved, parts, progress, settings)
@@ -127,6 +131,8 @@ def train(settings: Settings, world: World, command: str, stop: StopRequest) -> 
             del before
         row["logit_scale"] = number(parts.logit_scale.detach().exp())
         row |= meter.stop() | {"skipped_steps": guard.skipped, "bad_samples": int(sums[4])}
+        if settings.unique_key:
+            row["left_out_samples"] = parts.loader.left_out
         progress.seconds += row["step_seconds"]
         row["seconds"] = progress.seconds
         if setup.evaluation.due(progress.step, setup.epoch_steps, last=progress.step == total):
@@ -163,6 +169,7 @@ def train(settings: Settings, world: World, command: str, stop: StopRequest) -> 
             last_save = time.monotonic()
             if log and writer:
                 log.sync()
+                log.bad_samples(progress.step, state["data"]["bad"])
                 writer.save(progress.step, state)
             del state
 

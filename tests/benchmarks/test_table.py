@@ -11,8 +11,8 @@ import pytest
 from benchmarks import table
 from benchmarks.table import KINDS, LOSS_AT, RATES, SIZES, Run, TableError
 from evaluate.__main__ import parser as evaluate_parser
-from training.settings import parser as training_parser
-from training.settings import resolve
+from training.command_line import parser as training_parser
+from training.command_line import resolve
 
 ROOT = Path(table.__file__).parents[1]
 
@@ -47,9 +47,9 @@ def test_the_commands_are_what_the_programs_take(checkout):
     run = table.final_runs("hybrid", "3e-3")[1]
     command = run.training
     settings = resolve(training_parser().parse_args(command[2:]))
-    assert (settings.steps, settings.lr, settings.seed, settings.warmup) == (300, 3e-3, 1, 30)
+    assert (settings.max_steps, settings.lr, settings.seed, settings.warmup) == (300, 3e-3, 1, 30)
     recipe = resolve(training_parser().parse_args(["--config", "configs/training/quickstart.toml"]))
-    varied = {"model", "train_data", "steps", "lr", "seed", "warmup", "output", "log_every_n_steps"}
+    varied = {"model", "train_data", "max_steps", "lr", "seed", "warmup", "output", "log_every_n_steps"}
     assert {k for k, v in vars(settings).items() if v != getattr(recipe, k)} <= varied
     assert evaluate_parser().parse_args(run.evaluation(72)[2:]).image_size == 72
 
@@ -85,7 +85,7 @@ def test_a_run_that_is_there_is_not_repeated_and_another_s_is_refused(checkout):
 
 def test_a_command_that_fails_ends_the_table_with_its_log(checkout):
     run = table.search_runs("eq7")[0]
-    with pytest.raises(TableError, match=r"ended with 1; its output stands in runs/table/rates/eq7-3e-3/log\.txt"):
+    with pytest.raises(TableError, match=r"ended with 2; its output stands in runs/table/rates/eq7-3e-3/log\.txt"):
         run.do()  # there is no data
 
 

@@ -36,7 +36,7 @@ def make_run(folder: Path, nano: tuple[str, Path], root: Path, samples: int = 64
     }
     (folder / "settings.json").write_text(json.dumps(settings))
     (folder / "train.json").write_text(json.dumps(train))
-    rows = [{"step": i, "samples": 64 * i, "loss": 4 / i if i != 4 else float("nan")} for i in range(1, 11)]
+    rows = [{"step": i, "samples_seen": 64 * i, "loss": 4 / i if i != 4 else float("nan")} for i in range(1, 11)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     arguments = ["--dataset", "emoji", "--root", str(root), "--output", str(folder / "zero-shot.json")]
     assert main(["zero-shot", "--model", name, "--pretrained", str(folder / "checkpoint.pt"), *arguments]) == 0

@@ -3,25 +3,26 @@ from pathlib import Path
 
 import open_clip
 import pytest
+from torch.distributed.run import get_args_parser
 
-from training import settings
+from training import command_line, settings
 
 RECIPE = Path(__file__).parent.parent.parent / "configs" / "training" / "quickstart.toml"
 
 
 def resolve(*words):
-    return settings.resolve(settings.parser().parse_args([str(w) for w in words]))
+    return command_line.resolve(command_line.parser().parse_args([str(w) for w in words]))
 
 
 def test_the_quickstart_recipe_resolves():
     resolved = resolve("--config", RECIPE)
     assert resolved.model.startswith("tiny-emoji-eq7")
-    assert resolved.steps > 0
+    assert resolved.max_steps > 0
 
 
 def test_options_override_the_recipe():
-    resolved = resolve("--config", RECIPE, "--steps", 70, "--lr", "1e-5", "--warmup", 7)
-    assert (resolved.steps, resolved.lr, resolved.warmup) == (70, 1e-5, 7)
+    resolved = resolve("--config", RECIPE, "--max-steps", 70, "--lr", "1e-5", "--warmup", 7)
+    assert (resolved.max_steps, resolved.lr, resolved.warmup) == (70, 1e-5, 7)
 
 
 def test_augmentation_words_are_literals():
@@ -33,18 +34,24 @@ def test_augmentation_words_are_literals():
     ("words", "message"),
     [
         (["--model", "tiny-emoji-eq9"], "is unknown .did you mean 'tiny-emoji-eq[47]"),
-        (["--steps", "0"], "steps must be at least 1, found 0"),
+        (["--max-steps", "-1"], "max_steps must be at least 0, found -1"),
+        (["--max-steps", "0"], "--max-steps or as --epochs, found neither"),
+        (["--epochs", "2"], "--max-steps or as --epochs, found both"),
         (["--lr", "nan"], "lr must be a finite number, found nan"),
         (["--lr", "-1"], "lr must be at least 0"),
-        (["--warmup", "99999"], r"warmup \(99999\) must not exceed steps"),
+        (["--warmup", "99999"], r"warmup \(99999\) and cooldown \(0\) must not exceed max_steps \(840\)"),
         (["--train-data", ""], "--train-data is missing"),
         (["--lr", "inf"], "lr must be a finite number"),
         (["--beta1", "1.5"], "beta1 must be less than 1, found 1.5"),
         (["--seed", "99999999999999999999"], "seed must be less than 2147483648"),
         (["--opt", "timm/nmuonn"], "did you mean 'timm/nmuon'"),
         (["--opt", "timm"], "--opt 'timm' is unknown"),
-        (["--model", "coca_ViT-B-32"], "CoCa or SigLIP"),
-        (["--model", "ViT-B-16-SigLIP"], "CoCa or SigLIP"),
+        (["--model", "coca_ViT-B-32"], "is a CoCa model"),
+        (["--distill-model", "tiny-emoji-softmax"], "--distill-model and --distill-pretrained go together"),
+        (["--cooldown", "5"], "cooldown is for --lr-scheduler const-cooldown, found cosine"),
+        (["--report-to", "tensorboard,mlflow"], "--report-to 'mlflow' is unknown"),
+        (["--force-image-size", "0"], "one or two sizes in pixels"),
+        (["--force-image-size", "1", "2", "3"], "one or two sizes in pixels"),
         (["--model-configs", "nowhere"], "nowhere: no such folder"),
         (["--aug-cfg", "scale=(0.9,0.1)"], "cannot be used by OpenCLIP: ."),
         (["--aug-cfg", "gray_scale_prob=2"], "cannot be used by OpenCLIP: ."),
@@ -66,16 +73,17 @@ def test_a_wrong_setting_is_refused_with_a_sentence(words, message):
         ("batchsize = 3", "unknown key 'batchsize' .did you mean 'batch_size'"),
         ("batch_size = 'many'", "batch_size must be int, found 'many'"),
         ("batch_size = true", "batch_size must be int"),
-        ("precision = 'fp8'", "precision must be one of auto, fp32, amp_bf16"),
+        ("precision = 'fp8'", "precision must be one of auto, fp32, amp_bf16, amp"),
         ("aug_cfg = 3", "aug_cfg must be a table"),
-        ("steps 3", "is not TOML"),
+        ("max_steps 3", "is not TOML"),
+        ("fsdp = 1", "fsdp must be bool, found 1"),
     ],
 )
 def test_a_wrong_recipe_is_refused_with_a_sentence(tmp_path, text, message):
     path = tmp_path / "recipe.toml"
     path.write_text(f'model = "tiny-emoji-eq7"\ntrain_data = "x"\noutput = "y"\n{text}\n')
     with pytest.raises(settings.SettingsError, match=message):
-        resolve("--config", path, "--steps", 200)
+        resolve("--config", path, "--max-steps", 200)
 
 
 def test_a_users_own_config_can_be_named(tmp_path):
@@ -86,7 +94,20 @@ def test_a_users_own_config_can_be_named(tmp_path):
 
 
 def test_every_setting_has_help():
-    text = settings.parser().format_help()
+    text = command_line.parser().format_help()
     assert "example:" in text
     for name in settings.Settings.__dataclass_fields__:
         assert "--" + name.replace("_", "-") in text
+
+
+def test_switches_can_be_turned_off_and_sizes_given():
+    resolved = resolve("--config", RECIPE, "--no-gather-with-grad", "--fsdp", "--force-image-size", 48, 64)
+    assert (resolved.gather_with_grad, resolved.fsdp, resolved.force_image_size) == (False, True, [48, 64])
+
+
+def test_no_option_is_a_beginning_of_one_of_torchruns():
+    """torchrun takes an ambiguous beginning of its own options for an error wherever it stands."""
+    own = {word for action in get_args_parser()._actions for word in action.option_strings}
+    ours = {word for action in command_line.parser()._actions for word in action.option_strings if word[:2] == "--"}
+    clashing = {ours_: [word for word in own if word.startswith(ours_)] for ours_ in ours - {"--help"}}
+    assert not {word: many for word, many in clashing.items() if many}

@@ -1,173 +1,241 @@
-"""The loop as its users run it: real processes, alone and under torchrun."""
+"""The loop as its users run it: real processes, alone, two of them, and under torchrun."""
 
 import json
 import math
 import os
+import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import open_clip
 import pytest
 import torch
-from open_clip.loss import ClipLoss
-from open_clip_train.scheduler import cosine_lr
 
-from training.settings import Settings, SettingsError
-from training.train import build_optimizer, check_room, learning_rate, parameter_groups
+from training import checkpoint
+from training.command_line import parser, resolve
+from training.distributed import World
+from training.folder import locked
+from training.setup import Setup
+from training.signals import StopRequest
+from training.train import TrainingError, train
 
 ROOT = Path(__file__).parent.parent.parent
-
-
-def run(*words, processes=0):
-    launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone"] if processes else []
-    command = [sys.executable, *launcher, "-m", "training", *map(str, words)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
 
 
 def rows(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_schedule_equals_openclips():
-    settings = Settings(lr=3e-4, warmup=7, steps=50)
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    scheduler = cosine_lr(optimizer, settings.lr, settings.warmup, settings.steps)
-    for step in range(settings.steps):
-        scheduler(step)
-        assert learning_rate(step, settings) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
+def events(folder):
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
 
 
-def test_weight_decay_spares_vectors_norms_and_the_temperature():
-    model = open_clip.create_model("tiny-emoji-eq7learned")
-    free, decayed = parameter_groups(model, 0.2)
-    names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
-    assert free["weight_decay"] == 0.0
-    assert decayed["weight_decay"] == 0.2
-    spared = {names[id(p)] for p in free["params"]}
-    assert "logit_scale" in spared
-    assert "visual.transformer.resblocks.0.attn.log_gain" in spared
-    assert {names[id(p)].rsplit(".", 1)[-1] for p in decayed["params"]} <= {
-        "weight", "in_proj_weight", "positional_embedding", "proj", "text_projection"
-    }  # fmt: skip
-    assert len(spared) + len(decayed["params"]) == len(names)
-
-
-def test_a_run_writes_what_it_promises_and_its_checkpoint_loads(recipe, tmp_path):
-    done = run("--config", recipe, "--output", tmp_path / "run", "--steps", 12, "--lr", "2e-3")
-    assert done.returncode == 0, done.stderr
-    assert "step 12/12" in done.stdout
-
-    metrics = rows(tmp_path / "run")
+def test_a_run_writes_what_it_promises_and_its_checkpoint_loads(zygote, recipe, tmp_path):
+    ended = zygote.run(
+        *("--config", recipe, "--output", tmp_path, "--name", "run", "--max-steps", 12, "--lr", "2e-3"),
+        *("--report-to", "tensorboard"),
+    )
+    assert ended.codes == [0], ended.output
+    assert "step 12/12" in ended.output
+    run = tmp_path / "run"
+    metrics = rows(run)
     assert [row["step"] for row in metrics] == list(range(1, 13))
     assert metrics[-1]["loss"] < metrics[0]["loss"]
-    summary = json.loads((tmp_path / "run" / "train.json").read_text())
-    assert summary["samples_seen"] == 12 * 8
+    names = {"loss", "lr", "logit_scale", "samples_seen", "images_per_s", "data_wait", "grad_norm", "skipped_steps"}
+    assert names | {"param_norm", "update_norm", "bad_samples", "images_per_s_per_device"} <= set(metrics[0])
+    assert "mfu" not in metrics[0], "the peak of a CPU is not known"
+    assert all(0 <= row["data_wait"] <= 1 for row in metrics)
+    assert metrics[-1]["update_norm"] < metrics[-1]["param_norm"]
+    summary = json.loads((run / "train.json").read_text())
+    assert (summary["model"], summary["samples_seen"]) == ("tiny-emoji-eq7mean", 12 * 8)
     assert summary["final_loss"] == metrics[-1]["loss"]
-    assert json.loads((tmp_path / "run" / "settings.json").read_text())["lr"] == 2e-3
-    assert not list((tmp_path / "run").glob(".*tmp"))
+    assert json.loads((run / "settings.json").read_text())["lr"] == 2e-3
+    assert not list(run.rglob(".*tmp"))
+    assert list((run / "tensorboard").iterdir())
 
-    model = open_clip.create_model("tiny-emoji-eq7mean", pretrained=str(tmp_path / "run" / "checkpoint.pt"))
-    assert model.logit_scale.exp() <= 100
+    for path in (run / "checkpoint.pt", run / "checkpoints" / "step-00000012.pt"):
+        model = open_clip.create_model("tiny-emoji-eq7mean", pretrained=str(path))
+        assert model.logit_scale.exp() <= 100
     with pytest.raises(RuntimeError, match="eq7:scale=mean"):
-        open_clip.create_model("tiny-emoji-softmax", pretrained=str(tmp_path / "run" / "checkpoint.pt"))
+        open_clip.create_model("tiny-emoji-softmax", pretrained=str(run / "checkpoint.pt"))
 
 
-def test_two_processes_under_torchrun_train_as_one(recipe, tmp_path):
-    """The command line passes torchrun's own parser, both processes take part, and one of them writes."""
-    done = run("--config", recipe, "--output", tmp_path / "two", "--batch-size", 4, processes=2)
-    assert done.returncode == 0, done.stderr
-    summary = json.loads((tmp_path / "two" / "train.json").read_text())
-    assert summary["world_size"] == 2
-    assert summary["samples_seen"] == 4 * 8
-    assert done.stdout.count("step 4/4") == 1
-    assert all(math.isfinite(row["loss"]) for row in rows(tmp_path / "two"))
+def torchrun(*words, restarts=0):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--max-restarts={restarts}"]
+    return subprocess.Popen(
+        [*launcher, "--standalone", "-m", "training", *map(str, words)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
 
 
-WORKER = """
-import sys, torch, torch.distributed as dist, open_clip, open_clip_linear
-from open_clip.loss import ClipLoss
-from torch.nn.parallel import DistributedDataParallel
-dist.init_process_group("gloo")
-rank, world = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(0)
-model = open_clip.create_model("tiny-emoji-eq7mean", output_dict=True).double()
-images, texts = torch.load(sys.argv[1])
-part = slice(rank * 4, rank * 4 + 4)
-replica = DistributedDataParallel(model)
-ClipLoss(gather_with_grad=True, rank=rank, world_size=world)(**replica(images[part], texts[part])).backward()
-if rank == 0:
-    torch.save({n: p.grad for n, p in model.named_parameters() if p.requires_grad}, sys.argv[2])
-dist.destroy_process_group()
-"""
+def pids_in(folder: Path) -> Iterator[int]:
+    """Processes whose command line names the folder and that torchrun started."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (path / "cmdline").read_text().split("\0")
+            environment = (path / "environ").read_text()
+        except OSError:
+            continue
+        if str(folder) in words and "\0LOCAL_RANK=1\0" in "\0" + environment:
+            yield int(path.name)
 
 
-def test_gradients_of_two_processes_equal_one_on_the_joint_batch(tmp_path):
-    """float64, every parameter, logit_scale included, with the loss and wrapper the loop uses."""
-    torch.manual_seed(0)
-    model = open_clip.create_model("tiny-emoji-eq7mean", output_dict=True).double()
-    size = model.visual.image_size[0]
-    images = torch.randn(8, 3, size, size, dtype=torch.float64)
-    texts = open_clip.get_tokenizer("tiny-emoji-eq7mean")([f"number {i}" for i in range(8)])
-    torch.save((images, texts), tmp_path / "batch.pt")
-    (tmp_path / "worker.py").write_text(WORKER)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    done = subprocess.run(
-        [*command, tmp_path / "worker.py", tmp_path / "batch.pt", tmp_path / "gradients.pt"],
-        cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    joint = torch.load(tmp_path / "gradients.pt")
-    ClipLoss()(**model(images, texts)).backward()
-    assert "logit_scale" in joint
-    assert len(joint) == sum(p.requires_grad for p in model.parameters())
-    for name, gradient in joint.items():
-        assert torch.allclose(gradient, model.get_parameter(name).grad, rtol=1e-8, atol=1e-12), name
+@pytest.mark.slow
+def test_torchrun_brings_a_job_back_whose_rank_was_killed(recipe, tmp_path):
+    """The command line passes torchrun's parser; both processes take part and one writes; the killed run goes on."""
+    words = ("--config", recipe, "--output", tmp_path, "--batch-size", 4, "--max-steps", 12, "--resume", "auto")
+    running = torchrun(*words, "--save-every-steps", 2, restarts=1)
+    output = ""
+    for line in running.stdout:
+        output += line
+        if "step 6/" in line and "step 6/" not in output.removesuffix(line):
+            for pid in pids_in(tmp_path):
+                os.kill(pid, signal.SIGKILL)
+    assert running.wait() == 0, output
+    assert "resumed from" in output
+    assert [row["step"] for row in rows(tmp_path)] == list(range(1, 13))
+    summary = json.loads((tmp_path / "train.json").read_text())
+    assert (summary["world_size"], summary["samples_seen"]) == (2, 12 * 8)
+    assert all(math.isfinite(row["loss"]) for row in rows(tmp_path))
 
 
-def test_an_optimizer_that_cannot_be_built_is_refused_with_a_sentence():
-    model = open_clip.create_model("tiny-emoji-eq7")
-    for name in ("bnbadam", "fusedadam"):
-        with pytest.raises(SettingsError, match=f"--opt timm/{name} cannot be used here: ."):
-            build_optimizer(model, Settings(opt=f"timm/{name}"))
-    for name in ("nmuon", "adan", "lion", "sgd"):
-        assert len(build_optimizer(model, Settings(opt=f"timm/{name}")).param_groups) == 2
+@pytest.mark.slow
+def test_fsdp_resumes_and_leaves_weights_that_anyone_loads(zygote, recipe, tmp_path):
+    words = ("--config", recipe, "--batch-size", 4, "--max-steps", 6, "--fsdp", "--ema", 0.9, "--opt", "adamw")
+    words += ("--save-every-steps", 1, "--resume", "auto")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    ended = zygote.run(*words, "--output", whole, world=2)
+    assert ended.codes == [0, 0], ended.output
+    zygote.run_until("step 4/", signal.SIGKILL, *words, "--output", killed, world=2)
+    ended = zygote.run(*words, "--output", killed, world=2)
+    assert ended.codes == [0, 0], ended.output
+    assert "resumed from" in ended.output
+    assert [row["loss"] for row in rows(whole)] == [row["loss"] for row in rows(killed)]
+    plain = tmp_path / "plain"
+    ended = zygote.run(*(w for w in words if w != "--fsdp"), "--output", plain, world=2)
+    assert ended.codes == [0, 0], ended.output
+    assert [row["loss"] for row in rows(plain)] == pytest.approx([row["loss"] for row in rows(whole)], rel=1e-4)
+    for name in ("checkpoint.pt", "checkpoint-ema.pt"):
+        loaded = [torch.load(f / name, weights_only=True)["state_dict"] for f in (whole, killed, plain)]
+        assert all(torch.equal(loaded[0][key].squeeze(), loaded[1][key].squeeze()) for key in loaded[0])
+        assert all(torch.allclose(loaded[0][k].squeeze(), loaded[2][k], atol=1e-3) for k in loaded[2])
+        open_clip.create_model("tiny-emoji-eq7mean", pretrained=str(whole / name))
 
 
-def test_a_disk_without_room_for_the_checkpoint_is_found_before_the_run(tmp_path, monkeypatch):
-    model = open_clip.create_model("tiny-emoji-eq7")
-    check_room(tmp_path, model)
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
-    with pytest.raises(SettingsError, match="1,000 are free; make room"):
-        check_room(tmp_path, model)
+def run_here(recipe, folder, monkeypatch, change, *words):
+    """A run in this process whose losses (from step 1) are what `change(step, loss)` makes of them."""
+    settings = resolve(parser().parse_args(["--config", str(recipe), "--output", str(folder), *map(str, words)]))
+    compute, step = Setup.forward_backward, iter(range(1, 10_000))
+    monkeypatch.setattr(Setup, "forward_backward", lambda self, pairs: change(next(step), compute(self, pairs)))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    try:
+        with locked(folder):
+            return train(settings, World(0, 1, torch.device("cpu")), "test", StopRequest())
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
-def test_refusals_come_before_any_work(recipe, tmp_path):
+def test_a_step_that_is_no_number_is_skipped_and_its_samples_named(recipe, tmp_path, monkeypatch):
+    def nan_at_3(step, loss):
+        return loss * math.nan if step == 3 else loss
+
+    assert run_here(recipe, tmp_path, monkeypatch, nan_at_3, "--max-steps", 5)
+    found = rows(tmp_path)
+    assert [row["skipped_steps"] for row in found] == [0, 0, 1, 1, 1]
+    assert found[2]["loss"] is None
+    assert found[3]["loss"] == found[3]["loss"]
+    (skipped,) = (event for event in events(tmp_path) if event["event"] == "skipped")
+    assert skipped["step"] == 3
+    assert len(skipped["keys"]) == 8
+    assert all(re.fullmatch(r"0000\d\.tar:vendor\d-\w+-\w+", key) for key in skipped["keys"])
+    # Nothing moved in that step: neither weights nor the optimizer's moments.
+    assert json.loads((tmp_path / "train.json").read_text())["skipped_steps"] == 1
+
+
+def test_too_many_such_steps_end_the_run_and_keep_the_last_checkpoint(recipe, tmp_path, monkeypatch):
+    words = ("--max-steps", 20, "--save-every-steps", 2, "--max-bad-steps", 3)
+    with pytest.raises(TrainingError, match="step 9: 4 steps in a row had a loss or gradient that is no number"):
+        run_here(recipe, tmp_path, monkeypatch, lambda s, loss: loss / 0 if s > 5 else loss, *words)
+    state = checkpoint.load(checkpoint.newest(tmp_path / "checkpoints", pytest.fail))
+    assert all(t.isfinite().all() for t in state["state_dict"].values() if t.is_floating_point())
+    assert not (tmp_path / "checkpoint.pt").exists()
+
+
+def test_a_spike_rolls_back_to_the_last_checkpoint_and_on_with_new_data(recipe, tmp_path, monkeypatch):
+    words = ("--max-steps", 45, "--save-every-steps", 10, "--spike-rollback", "--lr", "1e-5")
+    assert run_here(recipe, tmp_path, monkeypatch, lambda s, loss: loss + 50 * (s == 36), *words)
+    kinds = [(event["event"], event["step"]) for event in events(tmp_path)]
+    assert ("spike", 36) in kinds
+    assert ("rollback", 30) in kinds
+    assert [row["step"] for row in rows(tmp_path)] == list(range(1, 46))
+    assert max(row["loss"] for row in rows(tmp_path)) < 20, "the spike's row was replaced"
+
+
+@pytest.mark.slow
+def test_rollbacks_that_do_not_help_end_the_run(recipe, tmp_path, monkeypatch):
+    words = ("--max-steps", 45, "--save-every-steps", 40, "--spike-rollback", "--lr", "1e-5")
+    with pytest.raises(TrainingError, match="another loss spike after 3 rollbacks to step 40; lower lr"):
+        run_here(recipe, tmp_path, monkeypatch, lambda s, loss: loss + 50 * (s > 40), *words)
+
+
+def test_one_folder_has_one_run_at_a_time(zygote, recipe, tmp_path):
+    with locked(tmp_path):
+        ended = zygote.run("--config", recipe, "--output", tmp_path)
+    assert ended.codes == [2]
+    assert "another process is training there now" in ended.output
+
+
+def test_refusals_come_before_any_work(zygote, recipe, tmp_path):
     (tmp_path / "done").mkdir()
     (tmp_path / "done" / "checkpoint.pt").write_bytes(b"earlier")
-    done = run("--config", recipe, "--output", tmp_path / "done")
-    assert done.returncode == 2
-    assert "holds a finished run" in done.stderr
+    ended = zygote.run("--config", recipe, "--output", tmp_path / "done")
+    assert ended.codes == [2]
+    assert "holds a finished run" in ended.output
     assert (tmp_path / "done" / "checkpoint.pt").read_bytes() == b"earlier"
 
-    done = run("--config", recipe, "--output", tmp_path / "x", "--train-data", tmp_path / "none")
-    assert done.returncode == 1
-    assert "manifest.jsonl does not exist" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "x").exists()
+    ended = zygote.run("--config", recipe, "--output", tmp_path / "x", "--train-data", tmp_path / "none")
+    assert ended.codes == [2]
+    assert "none" in ended.output
+    assert "Traceback" not in ended.output
+    assert not (tmp_path / "x" / "metrics.jsonl").exists()
+
+    ended = zygote.run("--config", recipe, "--output", tmp_path / "y", "--resume", tmp_path / "no.pt")
+    assert ended.codes == [2]
+    assert "no such file; give a checkpoint's path, or auto" in ended.output
 
 
-def test_a_loss_that_is_no_number_ends_the_run_with_the_step(recipe, tmp_path):
-    done = run("--config", recipe, "--output", tmp_path / "nan", "--lr", "1e30", "--steps", 30)
-    assert done.returncode == 1
-    assert "the loss is" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "nan" / "checkpoint.pt").exists()
+def test_a_loss_that_is_no_number_ends_the_run_with_the_step(zygote, recipe, tmp_path):
+    ended = zygote.run(
+        "--config", recipe, "--output", tmp_path, "--lr", "1e30", "--max-steps", 30, "--max-bad-steps", 3
+    )
+    assert ended.codes == [1]
+    assert "4 steps in a row had a loss or gradient that is no number" in ended.output
+    assert "Traceback" not in ended.output
+    assert not (tmp_path / "checkpoint.pt").exists()
 
 
-def test_help_shows_an_example():
-    done = run("--help")
-    assert done.returncode == 0
-    assert "example: python -m training" in done.stdout
+def test_a_dry_run_says_what_the_run_would_be_and_writes_nothing(zygote, recipe, tmp_path):
+    ended = zygote.run("--config", recipe, "--output", tmp_path / "dry", "--max-steps", 90, "--dry-run")
+    assert ended.codes == [0], ended.output
+    figures = json.loads(ended.output[ended.output.index("{") :])
+    assert (figures["steps"], figures["samples"], figures["epochs"]) == (90, 720, 20)
+    model = open_clip.create_model("tiny-emoji-eq7mean")
+    assert figures["parameters"] == sum(p.numel() for p in model.parameters())
+    assert figures["image_gmacs"] > 0
+    assert figures["hours"] == pytest.approx(90 * figures["step_seconds"] / 3600)
+    assert not (tmp_path / "dry").exists()
+
+
+def test_help_shows_an_example_and_the_exit_codes(zygote):
+    ended = zygote.run("--help")
+    assert ended.codes == [0]
+    assert "example: python -m training" in ended.output
+    assert "75 a signal" in ended.output
