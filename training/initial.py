@@ -61,7 +61,9 @@ def load_initial(model: nn.Module, settings: Settings) -> None:
             state[_POSITIONS] = _positions(state[_POSITIONS], model.visual, _known_sizes(path, settings))
         resize_positions(state, model, ConversionReport(raw=False))  # the text tower's, by now
         model.load_state_dict(state)
-    except (WeightsError, ConversionError, KindMismatchError) as error:
+    except WeightsError as error:  # it names the file
+        raise SettingsError(f"--init-from {error}") from error
+    except (ConversionError, KindMismatchError) as error:
         raise SettingsError(f"--init-from {path}: {error}") from error
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import open_clip
 import torch
+from open_clip.transformer import to_2tuple
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
@@ -56,6 +57,8 @@ def build(settings: Settings, device: torch.device) -> nn.Module:
         )
     except Exception as error:  # a config's mistakes come as every kind
         raise SettingsError(f"--model {settings.model} cannot be built: {error or type(error).__name__}") from error
+    if 0 in to_2tuple(getattr(model.visual, "grid_size", None) or 1):
+        raise SettingsError(f"--model {settings.model} has patches larger than pictures of {model.visual.image_size}")
     if settings.init_from:
         load_initial(model, settings)
     _lock(model, settings)

@@ -62,9 +62,9 @@ def step(world, folder, kind, batches, settings):
     return model, gradients, world.sums(value)[0] / world.size
 
 
-def trained(world, folder, opt):
+def trained(world, folder):
     """Sharded: the weights and their average after a clipped step, features, and the average after a round trip."""
-    settings = settings_of("clip", folder, fsdp=True, opt=opt, lr=1e-2)
+    settings = settings_of("clip", folder, fsdp=True, lr=1e-2)
     model, _, _ = step(world, folder, "clip", 1, settings)
     ema, optimizer = Ema(model, 0.75), build_optimizer(model, settings)
     norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -119,9 +119,8 @@ def main(folder):
             for fsdp in (False, True):
                 settings = settings_of(kind, folder, fsdp=fsdp, **kwargs)
                 results[name, fsdp] = step(world, folder, kind, batches, settings)[1:]
-        for opt in ("adamw", "timm/nmuon"):
-            results[opt] = trained(world, folder, opt)
-        results["refusal"] = refusal(world, folder, "timm/cadamw")
+        results["trained"] = trained(world, folder)
+        results["refusals"] = {opt: refusal(world, folder, opt) for opt in ("timm/nmuon", "timm/cadamw")}
         everyones = world.gathered(overflow(world, folder))
         if world.is_first:
             torch.save(results | {"overflow": everyones}, folder / "results.pt")
