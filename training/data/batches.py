@@ -9,11 +9,12 @@ Augmentation is seeded by (seed, epoch, piece, index), so a sample's picture doe
 
 import hashlib
 import random
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 import torch
@@ -109,11 +110,15 @@ class Tally:
     def check(self) -> None:
         """Raise DataError, with counts by reason and the first names, where more than the allowed share is bad."""
         if self.bad > self.allowed * max(self.read, self.least):
-            reasons = ", ".join(f"{number} x {reason}" for reason, number in self.reasons.most_common(10))
-            raise DataError(
-                f"{self.bad} of the first {self.read} samples of a reader cannot be used, more than --max-bad-samples "
-                f"{self.allowed} allows: {reasons}. First: {', '.join(map(str, self.first))}"
-            )
+            raise DataError(f"{self}; that is more than --max-bad-samples {self.allowed} allows")
+
+    def __str__(self) -> str:
+        """How many are bad, by reason, and the first names."""
+        reasons = ", ".join(f"{number} x {reason}" for reason, number in self.reasons.most_common(10))
+        return (
+            f"{self.bad} of the first {self.read} samples of a reader cannot be used: {reasons}; "
+            f"first {', '.join(map(str, self.first))}"
+        )
 
 
 @dataclass
@@ -179,8 +184,8 @@ class Streamed:
 class Planned:
     """Batches of a held set, planned for all processes so that no value occurs twice in a step.
 
-    A picture that turns out unreadable is replaced by one that its process uses in the step after, if that one's value
-    is not in this step.
+    A picture that turns out unreadable is replaced by one of another step, which is then used twice in the epoch: what
+    the other processes do is planned, so none can just go on with the next.
     """
 
     maker: Maker
@@ -215,23 +220,38 @@ class Planned:
     def _batch(self, epoch: int, steps: list[list[Ref]], number: int, left_out: int) -> Batch:
         """This process's part of forward pass `number` of an epoch."""
         step, part = divmod(number, self.maker.settings.accum_freq)
-        size = self.maker.settings.batch_size
-        start = (part * self.world + self.rank) * size
-        own = steps[step][start : start + size]
+        size, slot = self.maker.settings.batch_size, part * self.world + self.rank
+        own = steps[step][slot * size : (slot + 1) * size]
         values = {self.deal.value(ref) for ref in steps[step]}
-        spares = (ref for ref in steps[(step + 1) % len(steps)][start : start + size])
-        fitting = (ref for ref in spares if self.deal.value(ref) not in values)
         items: list[tuple[Tensor, str, str]] = []
         progress = Progress(0, Place(epoch, number + 1), {epoch: own}, [], left_out)
-        for planned in own:
-            ref: Ref | None = planned
-            while ref is not None and isinstance(item := self._decoded(epoch, ref), Bad):
+        for ref in own:
+            for candidate in chain([ref], self._spares(steps, step, slot, self.deal.value(ref), values)):
+                item = self._decoded(epoch, candidate)
+                if not isinstance(item, Bad):
+                    break
                 progress.bad.append(item)
-                ref = next(fitting, None)
-            if ref is None:
-                raise DataError(f"{item} has to be taken out of the set: --unique-key leaves no other for its place")
+            else:
+                raise DataError(
+                    f"{self.tally}. With --unique-key no other could take the place of the last: take it out of the set"
+                )
             items.append(item)
+            values.add(self.deal.value(candidate))
         return self.maker.batch(items, progress)
+
+    def _spares(
+        self, steps: list[list[Ref]], step: int, slot: int, lost: str | None, values: set[str | None]
+    ) -> Iterator[Ref]:
+        """Samples of other steps with the value that was lost, or one that is in no part of this step.
+
+        The step's parts are made apart and know nothing of each other, so each has its own share of all values.
+        """
+        slots = self.world * self.maker.settings.accum_freq
+        for later in range(1, len(steps)):
+            for ref in steps[(step + later) % len(steps)]:
+                value = self.deal.value(ref)
+                if value == lost or (value not in values and zlib.crc32(str(value).encode()) % slots == slot):
+                    yield ref
 
     def _decoded(self, epoch: int, ref: Ref) -> Any:
         """A picture with caption and key, or what is wrong with it, which is counted."""

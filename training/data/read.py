@@ -62,7 +62,8 @@ def read_shard(shard: Shard, indices: np.ndarray) -> Iterator[tuple[int, Sample 
     except DataError:
         raise
     except Exception as error:  # see read_samples; the samples that were read before it are good
-        reason = f"the shard cannot be read: {type(error).__name__}: {error}"
+        said = error.args[0] if isinstance(error, ValueError) and error.args else error  # webdataset adds to its own
+        reason = f"the shard cannot be read: {type(error).__name__}: {said}"
     while want is not None:
         yield want, Bad(shard.name, f"sample {want}", reason)
         want = next(wanted, None)
@@ -86,6 +87,7 @@ def follow(
                 arrived, sample = next(arrivals)
                 waiting[arrived] = sample
             yield at, ref, waiting.pop(ref)
+        next(arrivals, None)  # nothing comes, but the last shard is read to its end, where one sample more would show
 
 
 def _without(share: Iterable[tuple[int, np.ndarray]], used: Used) -> Iterator[tuple[int, np.ndarray]]:

@@ -31,7 +31,7 @@ def open_stream(kind: Kind, address: str) -> BinaryIO:
 
     Raises:
         OSError: there is no such file.
-        DataError: a package that reads this kind of address is not installed; the message names it.
+        DataError: a package that reads this kind of address is not installed, which the message names, or none does.
     """
     if kind == "file":
         return open(address, "rb")
@@ -85,9 +85,12 @@ class _Remote(io.RawIOBase):
 
     def _open(self) -> Any:
         try:
-            file = fsspec.open(self.address, "rb", **self._options).open()
+            file = fsspec.open(self.address, "rb", **self._options)
         except ImportError as error:
             raise DataError(f"{self.address} needs a package that is not installed: {error}") from error
+        except ValueError as error:  # a protocol that nobody knows
+            raise DataError(f"{self.address} cannot be opened: {error}") from error
+        file = file.open()
         try:
             file.seek(self.position)
         except ValueError:  # a stream without seeking

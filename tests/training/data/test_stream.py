@@ -1,0 +1,153 @@
+import io
+import subprocess
+import sys
+import tarfile
+from contextlib import closing
+from importlib import metadata
+from itertools import islice
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from training.data import stream
+from training.data.stream import open_stream, read_samples
+
+
+class Opened:
+    """What fsspec.open gives."""
+
+    def __init__(self, file):
+        self.open = file
+
+
+@pytest.mark.parametrize("can_seek", [True, False])
+def test_a_connection_that_breaks_off_is_taken_up_where_it_broke(monkeypatch, can_seek):
+    data = bytes(range(256)) * 17
+    limits = iter([1000, 2500, 10**9])
+    waits = []
+
+    class File(io.BytesIO):
+        def __init__(self):
+            super().__init__(data)
+            self.left = next(limits)
+
+        def seek(self, *arguments):
+            if not can_seek:
+                raise ValueError("Cannot seek streaming HTTP file")
+            return super().seek(*arguments)
+
+        def read(self, size=-1):
+            if not self.left:
+                raise ConnectionResetError("gone")
+            found = super().read(min(size, self.left))
+            self.left -= len(found)
+            return found
+
+    monkeypatch.setattr(stream.time, "sleep", waits.append)
+    monkeypatch.setattr(fsspec, "open", lambda *_, **__: Opened(File))
+    with open_stream("remote", "any://address") as file:
+        assert file.read() == data
+    assert waits == [stream.WAITS[0]] * 2
+    assert next(limits, None) is None
+
+
+def test_an_address_that_gives_nothing_is_given_up(monkeypatch):
+    def broken():
+        raise ConnectionResetError("gone")
+
+    waits = []
+    monkeypatch.setattr(stream.time, "sleep", waits.append)
+    monkeypatch.setattr(fsspec, "open", lambda *_, **__: Opened(broken))
+    with open_stream("remote", "any://address") as file, pytest.raises(OSError, match=r"ConnectionResetError: gone"):
+        file.read()
+    assert waits == list(stream.WAITS)
+
+
+def test_a_server_without_ranges_is_read_from_the_beginning(monkeypatch):
+    data, options = bytes(5000), []
+
+    def opener(address, mode, **given):
+        class File(io.BytesIO):
+            def read(self, size=-1):
+                if not given and self.tell() >= 2000:
+                    raise ValueError("The HTTP server doesn't appear to support range requests")
+                return super().read(min(size, 2000 - self.tell() if not given else size))
+
+        options.append(given)
+        return Opened(lambda: File(data))
+
+    monkeypatch.setattr(fsspec, "open", opener)
+    with open_stream("remote", "http://address") as file:
+        assert file.read() == data
+    assert options == [{}, {"block_size": 0}]
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("no such key"), PermissionError("not yours")])
+def test_what_is_not_there_is_not_asked_for_again(monkeypatch, error):
+    def opener(*_, **__):
+        raise error
+
+    monkeypatch.setattr(fsspec, "open", opener)
+    with pytest.raises(type(error)), open_stream("remote", "any://address") as file:
+        file.read()
+
+
+def test_a_command_that_fails_is_an_error_after_what_it_gave():
+    with open_stream("pipe", "printf abc; exit 3") as file:
+        assert file.read(2) == b"ab"
+        with pytest.raises(OSError, match=r"status 3"):
+            file.read()
+
+
+def test_a_command_that_is_not_read_to_its_end_ends():
+    file = open_stream("pipe", "yes")
+    process = file.raw._process
+    assert file.read(4) == b"y\ny\n"
+    file.close()
+    assert process.returncode is not None
+
+
+def test_samples_are_grouped_in_one_shard_and_members_are_bytes(tmp_path):
+    """A key that the next shard goes on with, upper case, folders, names without a dot, and no member unpickled."""
+    path = tmp_path / "a.tar"
+    members = ["a.JPG", "a.txt", "dir/b.jpg", "README", "__meta__/x.json", "c.pickle", "c.pyd", "c.b.jpg"]
+    with tarfile.open(path, "w") as tar:
+        for name in members:
+            info = tarfile.TarInfo(name)
+            info.size = 5
+            tar.addfile(info, io.BytesIO(b"cos\n."))
+    with closing(read_samples("file", str(path))) as samples:
+        found = [{key: value for key, value in sample.items() if key != "__url__"} for sample in samples]
+    assert found == [
+        {"__key__": "a", "jpg": b"cos\n.", "txt": b"cos\n."},
+        {"__key__": "dir/b", "jpg": b"cos\n."},
+        {"__key__": "c", "pickle": b"cos\n.", "pyd": b"cos\n.", "b.jpg": b"cos\n."},
+    ]
+
+
+def test_reading_can_stop_early(tmp_path, make_set):
+    make_set(tmp_path, [5])
+    with closing(read_samples("file", str(tmp_path / "00000.tar"))) as samples:
+        assert [s["__key__"] for s in islice(samples, 2)] == ["s0-0", "s0-1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["0.2.86", "0.2.111", "1.0.2"])
+def test_every_release_line_of_webdataset(tmp_path, version):
+    """The tests of reading on another webdataset, which pip puts beside; where it cannot, the test is skipped."""
+    if version == metadata.version("webdataset"):
+        pytest.skip("it is the one that all tests run on")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path)]
+    installed = subprocess.run([*pip, f"webdataset=={version}"], capture_output=True, text=True)
+    if installed.returncode:
+        pytest.skip(f"pip cannot install webdataset {version} here: {installed.stderr.strip()[-200:]}")
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import webdataset, pytest; "
+        f"assert webdataset.__file__.startswith({str(tmp_path)!r}); "
+        "sys.exit(pytest.main(['-m', 'not slow', '-p', 'no:cacheprovider', *sys.argv[1:]]))"
+    )
+    tests = [f"tests/training/data/test_{name}.py" for name in ("stream", "source", "read", "loader")]
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", program, *tests], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
