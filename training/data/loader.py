@@ -10,6 +10,7 @@ this package, in reading order: source.py (which shards), stream.py (a shard's b
 (the plan), read.py (following it), batches.py (a worker), position.py (resuming), decode.py (pictures).
 """
 
+import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -188,6 +189,11 @@ class _ErrorsAsItems(IterableDataset[Batch | DataError]):
     def __iter__(self) -> Iterator[Batch | DataError]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        if info:
+            # A scheduler sends these to every process of a job. The training process decides what they mean, and
+            # needs its workers until the step is done; they end with it in any case. torch sets SIGTERM's own handler.
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+                signal.signal(number, signal.SIG_IGN)
         try:
             yield from self.stream.batches(worker, workers)
         except DataError as error:

@@ -289,6 +289,14 @@ def test_a_killed_worker_is_an_error(tmp_path, make_set, make_loader):
         list(islice(loader, 20))
 
 
+def test_signals_to_the_whole_job_leave_the_workers_at_work(tmp_path, make_set, make_loader):
+    loader = make_loader(make_set(tmp_path, [40]), workers=1)
+    next(loader)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        os.kill(loader._batches._workers[0].pid, number)
+    assert len(list(islice(loader, 20))) == 20
+
+
 def test_close_ends_the_workers(tmp_path, make_set, make_loader):
     loader = make_loader(make_set(tmp_path, [40]), workers=2)
     next(loader)

@@ -10,7 +10,7 @@ from data_prep.errors import DataError
 from data_prep.manifest import ShardEntry
 from training.data import source
 from training.data.source import fingerprint, open_sources, recorded_counts
-from training.data.stream import read_samples
+from training.data.stream import open_stream, read_samples
 from training.settings import SettingsError
 
 
@@ -166,9 +166,11 @@ def test_a_set_elsewhere(tmp_path, make_set, word):
 
 
 def test_a_set_over_http(tmp_path, make_set):
-    """The standard library's server sends files only from their beginning; the shards are larger than one request."""
+    """The standard library's server sends files only from their beginning, and one here is larger than a request."""
     pytest.importorskip("aiohttp")
     folder = make_set(tmp_path, [3, 2])
+    large = bytes(range(256)) * (24 << 10)
+    (folder / "large").write_bytes(large)
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
@@ -177,6 +179,8 @@ def test_a_set_over_http(tmp_path, make_set):
         (each,) = open_sources(f"http://127.0.0.1:{server.server_port}/")
         assert counts([each]) == [[3, 2]]
         assert len(keys(each)) == 5
+        with open_stream("remote", f"http://127.0.0.1:{server.server_port}/large") as file:
+            assert file.read() == large
         with pytest.raises(DataError, match=r"/nothing/manifest.jsonl does not exist"):
             open_sources(f"http://127.0.0.1:{server.server_port}/nothing")
     finally:
