@@ -5,7 +5,7 @@ import logging
 import os
 import shlex
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 import open_clip_linear  # noqa: F401  (registers the models that --model may name)
@@ -30,15 +30,15 @@ def main() -> int:
     stop = StopRequest()
     try:
         settings = command_line.resolve(arguments)
-        with join() as world:
+        with join() as world, ExitStack() as held:
             if arguments.dry_run:
                 figures = dry_run(settings, world)
                 if world.is_first:
                     print(json.dumps(figures, indent=2))
                 return 0
             run = Path(settings.output) / settings.name
-            with folder.locked(run) if world.is_first else nullcontext():
-                finished = train(settings, world, command, stop)
+            world.from_first(lambda: held.enter_context(folder.locked(run)))
+            finished = train(settings, world, command, stop)
         return 0 if finished else EXIT_STOPPED
     except (SettingsError, RefusedError) as error:
         print(f"error{where}: {error}", file=sys.stderr)

@@ -6,21 +6,14 @@ from typing import Any
 
 import torch
 
-from open_clip_linear.listing import pair_macs
 from training.distributed import World
+from training.measure import macs_of
 from training.settings import Settings
 from training.setup import Setup, build_setup
 from training.state import Progress
+from training.train import update
 
 TIMED_STEPS = 10
-
-
-def macs_of(settings: Settings) -> dict[str, int]:
-    """Multiply-adds of an image's and a text's forward pass; empty where a tower is no stack of OpenCLIP's blocks."""
-    try:
-        return pair_macs(settings.model, settings.force_image_size)
-    except AttributeError:
-        return {}
 
 
 def dry_run(settings: Settings, world: World) -> dict[str, Any]:
@@ -36,7 +29,7 @@ def dry_run(settings: Settings, world: World) -> dict[str, Any]:
         began = time.monotonic()
         pairs, _ = setup.next_batches()
         setup.forward_backward(pairs).item()
-        setup.parts.optimizer.step()
+        update(setup)
         setup.parts.optimizer.zero_grad()
         if world.device.type == "cuda":
             torch.cuda.synchronize(world.device)

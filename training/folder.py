@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,12 @@ def check_room(folder: Path, parts: Parts, settings: Settings) -> None:
         )
 
 
-def is_finished(folder: Path, steps: int) -> bool:
-    """Whether the run's results are there, after at least so many steps."""
+def is_finished(folder: Path, settings: Settings) -> bool:
+    """Whether the run's results are there, of at least as many steps or epochs as these settings ask for."""
     try:
-        return (folder / WEIGHTS).exists() and json.loads((folder / SUMMARY).read_text())["steps"] >= steps
+        summary = json.loads((folder / SUMMARY).read_text())
+        enough = summary["steps"] >= settings.max_steps and summary["epochs"] >= settings.epochs
+        return bool(enough) and (folder / WEIGHTS).exists()
     except (OSError, ValueError, KeyError):
         return False
 
@@ -94,6 +97,7 @@ def write_results(
     progress: Progress,
     weights: dict[str, Any],
     averages: dict[str, Any],
+    settings: Settings,
     facts: dict[str, Any],
 ) -> None:
     """The summary, then the weights in OpenCLIP's training-checkpoint form: they are what marks a run as finished.
@@ -101,6 +105,7 @@ def write_results(
     Args:
         weights: the model's state dict.
         averages: those of its parameters that a moving average was kept of; they go to checkpoint-ema.pt.
+        settings: kept beside the weights: --init-from reads the image size there.
         facts: model, command, versions and the like, for the summary.
     """
     summary = {
@@ -113,9 +118,10 @@ def write_results(
         "skipped_steps": parts.guard.skipped,
     }
     atomic.write_text(folder / SUMMARY, json.dumps(facts | summary, indent=2) + "\n")
+    common = {"name": settings.model, "step": progress.step, "settings": asdict(settings)}
     if averages:
-        _save(folder / AVERAGED, {"name": facts["model"], "step": progress.step, "state_dict": weights | averages})
-    _save(folder / WEIGHTS, {"name": facts["model"], "step": progress.step, "state_dict": weights})
+        _save(folder / AVERAGED, common | {"state_dict": weights | averages})
+    _save(folder / WEIGHTS, common | {"state_dict": weights})
 
 
 def _save(path: Path, state: dict[str, Any]) -> None:

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from open_clip_linear.listing import pair_macs
 from training.distributed import World
+from training.settings import Settings
 
 # Dense bf16/fp16 peak of one device in FLOP/s, from NVIDIA's data sheets (without sparsity). Where the device's name
 # is not here, or the precision is another, no MFU is given.
@@ -33,6 +35,14 @@ def number(value: Any) -> float:
 def norm_of(tensors: list[Tensor]) -> float:
     """The Euclidean norm of all elements together."""
     return number(nn.utils.get_total_norm(tensors))
+
+
+def macs_of(settings: Settings) -> dict[str, int]:
+    """Multiply-adds of an image's and a text's forward pass; empty where a tower is no stack of OpenCLIP's blocks."""
+    try:
+        return pair_macs(settings.model, settings.force_image_size)
+    except AttributeError:
+        return {}
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:

@@ -21,9 +21,8 @@ from data_prep.errors import DataError
 from evaluate.result import versions
 from training import checkpoint, folder
 from training.distributed import World
-from training.dry_run import macs_of
 from training.log import RunLog
-from training.measure import Meter, distances, number, snapshot
+from training.measure import Meter, distances, macs_of, number, snapshot
 from training.schedule import learning_rate
 from training.settings import Settings, SettingsError
 from training.setup import Setup, build_setup
@@ -55,7 +54,7 @@ def train(settings: Settings, world: World, command: str, stop: StopRequest) -> 
         TrainingError: too many steps in a row whose loss or gradient is no number, or rollbacks that do not help.
     """
     run = Path(settings.output) / settings.name
-    if settings.resume == "auto" and world.from_first(lambda: folder.is_finished(run, settings.max_steps)):
+    if settings.resume == "auto" and world.from_first(lambda: folder.is_finished(run, settings)):
         if world.is_first:
             print(f"{run} is finished already: {run / folder.WEIGHTS}")
         return True
@@ -74,7 +73,8 @@ def train(settings: Settings, world: World, command: str, stop: StopRequest) -> 
         restore_generators(saved, world)
         del saved
     total = setup.steps(progress)
-    facts = {"precision": setup.precision, "world_size": world.size, "command": command, "versions": versions()}
+    facts = {"model": settings.model, "epochs": settings.epochs, "precision": setup.precision}
+    facts |= {"world_size": world.size, "command": command, "versions": versions()}
     log = writer = None
     if world.is_first:
         folder.check_room(run, parts, settings)
@@ -173,6 +173,8 @@ def train(settings: Settings, world: World, command: str, stop: StopRequest) -> 
                 writer.save(progress.step, state)
             del state
 
+    parts.loader.close()
+
     # --- results --------------------------------------------------------------------------------------------------
     finished = progress.step >= total
     weights = whole_weights(model, settings) if finished else {}
@@ -180,7 +182,7 @@ def train(settings: Settings, world: World, command: str, stop: StopRequest) -> 
     if log and writer:
         writer.wait()
         if finished:
-            folder.write_results(run, parts, progress, weights, averages, {"model": settings.model} | facts)
+            folder.write_results(run, parts, progress, weights, averages, settings, facts)
             log.say(f"trained {progress.step} steps in {progress.seconds / 60:.1f} minutes: {run / folder.WEIGHTS}")
         else:
             log.event(progress.step, "stopped", f"stopped by {stop.name or 'a signal'}; --resume auto continues")
