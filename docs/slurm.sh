@@ -31,7 +31,7 @@ trap 'time_is_up=yes; kill -USR1 "$step"' USR1
 srun --kill-on-bad-exit=0 .venv/bin/torchrun \
     --nnodes="$SLURM_NNODES" --nproc-per-node="$GPUS" --max-restarts=3 \
     --rdzv-backend=c10d --rdzv-endpoint="$head:29500" --rdzv-id="$SLURM_JOB_ID" \
-    --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 --shutdown-timeout=540 \
+    --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 --shutdown-timeout=120 \
     -m training --config "$CONFIG" --train-data "$TRAIN_DATA" --output "$OUTPUT" --name "$NAME" --resume auto &
 step=$!
 wait "$step"

@@ -120,12 +120,10 @@ def kind_of(config: dict[str, Any]) -> str:
 
 def macs_of_pair(folder: Path, settings: dict[str, Any]) -> int:
     """Multiply-adds of one picture and one text, forward, at the image size the run was trained at."""
-    try:
-        return sum(pair_macs(settings["model"], settings.get("force_image_size") or ()).values())
-    except AttributeError as error:  # a tower that is no stack of equal blocks
-        raise RefusedError(
-            f"{folder}: the multiply-adds of its model cannot be counted. Use --over samples."
-        ) from error
+    macs = pair_macs(settings["model"], settings.get("force_image_size") or ())
+    if not macs:
+        raise RefusedError(f"{folder}: the multiply-adds of its model cannot be counted. Use --over samples.")
+    return sum(macs.values())
 
 
 def has_validation(points: Sequence[Point]) -> bool:

@@ -24,6 +24,7 @@ from open_clip_linear.towers.vit import STOCK_BLOCK_TYPES, specs_of
 
 PIXELS = 224
 SCALARS = ("logit_scale", "logit_bias")  # of neither tower
+_TOWERS_OF_OTHERS = {"timm_model_name", "hf_model_name"}
 
 NOTE = f"""
 image: pixels a side. M: millions of parameters. GMACs: 10⁹ multiply-adds of matrix products and convolutions, for one
@@ -96,16 +97,18 @@ def text_macs(model: open_clip.CLIP) -> int:
 
 
 def pair_macs(name: str, image_size: Sequence[int] = ()) -> dict[str, int]:
-    """MACs of one image and one text of a registered model, as {"image": …, "text": …}.
+    """MACs of one image and one text of a registered model, as {"image": …, "text": …}; empty where a tower is not a
+    stack of OpenCLIP's transformer blocks (ResNets, timm's and Hugging Face's models) and so cannot be counted here.
 
     Args:
         image_size: a side, or height and width, if not the config's own.
-
-    Raises:
-        AttributeError: a tower that is no stack of OpenCLIP's blocks.
     """
+    config = open_clip.get_model_config(name)
+    if not config["vision_cfg"].get("patch_size") or _TOWERS_OF_OTHERS & {*config["vision_cfg"], *config["text_cfg"]}:
+        return {}
     pixels = image_size[0] if len(image_size) == 1 else list(image_size) or None
-    model = build(open_clip.get_model_config(name), pixels)
+    towers = {"embed_dim": config["embed_dim"], "vision_cfg": config["vision_cfg"], "text_cfg": config["text_cfg"]}
+    model = build(towers | {"quick_gelu": config.get("quick_gelu", False)}, pixels)
     return {"image": image_macs(model), "text": text_macs(model)}
 
 

@@ -8,6 +8,8 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+import torch
+
 import open_clip_linear  # noqa: F401  (registers the models that --model may name)
 from data_prep.errors import DataError
 from evaluate.errors import RefusedError
@@ -40,6 +42,13 @@ def main() -> int:
             world.from_first(lambda: held.enter_context(folder.locked(run)))
             finished = train(settings, world, command, stop)
         return 0 if finished else EXIT_STOPPED
+    except torch.OutOfMemoryError as error:
+        print(
+            f"error{where}: {error}\nUse a smaller --batch-size with a larger --accum-freq (the gradients stay those "
+            "of the full batch), --grad-checkpointing, or --fsdp",
+            file=sys.stderr,
+        )
+        return 1
     except (SettingsError, RefusedError) as error:
         print(f"error{where}: {error}", file=sys.stderr)
         return 2
@@ -55,8 +64,10 @@ def main() -> int:
         print(f"error{where}: {error} If memory ran out, use fewer workers.", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted at once; --resume auto continues from the last checkpoint", file=sys.stderr)
-        return 130
+        print(
+            f"ended at once by {stop.name}; --resume auto continues from the last checkpoint, if any", file=sys.stderr
+        )
+        return 130 if stop.name == "SIGINT" else EXIT_STOPPED
 
 
 if __name__ == "__main__":

@@ -31,8 +31,9 @@ class Writer:
 
     def __init__(self, folder: Path, keep: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(".step-*.tmp"):  # by a process that was killed in the middle of a write
-            left.unlink(missing_ok=True)
+        for pattern in (".step-*.tmp", ".*.sha256.*.tmp"):  # of a process that was killed in the middle of a write
+            for left in folder.glob(pattern):
+                left.unlink(missing_ok=True)
         self.folder = folder
         self.keep = keep
         self._thread: threading.Thread | None = None
@@ -48,6 +49,11 @@ class Writer:
         self._thread = threading.Thread(target=self._write, args=(step, copy), name=f"checkpoint of step {step}")
         self._thread.start()
 
+    def check(self) -> None:
+        """Raise CheckpointError where a write has failed already."""
+        if self._error is not None:
+            self.wait()
+
     def wait(self) -> None:
         """Return when the last checkpoint is on the disk. Raises CheckpointError where it could not be written."""
         if self._thread is not None:
@@ -60,9 +66,7 @@ class Writer:
     def _write(self, step: int, state: dict[str, Any]) -> None:
         try:
             write(self.folder / f"step-{step:08d}.pt", state)
-            # A newer one than this is of a run that went further, and damaged or left aside: it does not count.
-            earlier = [path for path in found(self.folder) if step_of(path) <= step]
-            for old in earlier[self.keep :] if self.keep else []:
+            for old in found(self.folder)[self.keep :] if self.keep else []:
                 old.unlink(missing_ok=True)
                 _checksum_file(old).unlink(missing_ok=True)
         except BaseException as error:  # it is raised in the training's own thread, by wait()
@@ -80,7 +84,7 @@ def write(path: Path, state: dict[str, Any]) -> None:
 def on_host(value: Any) -> Any:
     """A copy of nested dicts, lists and tuples whose tensors are on the CPU and share no memory with the original."""
     if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
+        return value.detach().to("cpu", copy=True)  # the very tensors of a training on CPUs change in its next step
     if isinstance(value, dict):
         return {key: on_host(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -115,6 +119,17 @@ def newest(folder: Path, passed_over: Callable[[str], None]) -> Path | None:
             f"{folder}: none of its {len(paths)} checkpoints can be used. Remove the folder to start the run anew"
         )
     return None
+
+
+def put_aside(folder: Path, step: int) -> list[Path]:
+    """Rename the checkpoints of steps after `step`, so that none is taken for this run's; returns the new names."""
+    renamed = []
+    for path in found(folder):
+        if step_of(path) > step:
+            aside = path.with_name(path.name + ".aside")
+            path.replace(aside)
+            renamed.append(aside)
+    return renamed
 
 
 def damage(path: Path) -> str | None:

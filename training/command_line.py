@@ -14,7 +14,8 @@ example: python -m training --config configs/training/quickstart.toml --model ti
          torchrun --nproc-per-node 2 -m training --config configs/training/quickstart.toml --batch-size 64
 
 exit codes: 0 the run is finished; 1 it failed; 2 it was not started (wrong options or data);
-            75 a signal (SIGTERM, SIGINT, SIGUSR1) stopped it after a checkpoint: start it again with --resume auto"""
+            75 a signal (SIGTERM, SIGINT, SIGUSR1) stopped it after a checkpoint: start it again with --resume auto;
+            130 Ctrl-C before the first step, or twice: no checkpoint was written for it"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -58,6 +59,9 @@ def resolve(arguments: argparse.Namespace) -> Settings:
         given = getattr(arguments, name)
         if given is not None:
             values[name] = _parse_words(given) if name == "aug_cfg" else given
+    lengths = {name for name in ("epochs", "max_steps") if getattr(arguments, name) is not None}
+    if len(lengths) == 1:  # a length on the command line takes the place of the recipe's, in whichever unit that is
+        values[({"epochs", "max_steps"} - lengths).pop()] = 0
     settings = Settings(**values)
     check(settings)
     return settings

@@ -4,32 +4,44 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+
+from training.settings import SettingsError
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class World:
-    """This process (`rank`), the number of processes (`size`) and the device it computes on."""
+    """This process (`rank`), the number of processes (`size`) and the device it computes on.
+
+    `patient` is a group of all processes on CPUs in which they wait for each other as long as it takes: for objects,
+    and while one counts shards, checks checkpoints or writes them. None: the default group.
+    """
 
     rank: int
     size: int
     device: torch.device
+    patient: dist.ProcessGroup | None = None
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def sums(self, *values: Any) -> list[float]:
-        """Each number, or one-element tensor, summed over all processes, in float64; every process gets the same."""
+    def rows(self, *values: Any) -> Tensor:
+        """Every process's numbers, or one-element tensors: float64 (size, values) on the CPU, the same everywhere."""
         own = torch.stack([torch.as_tensor(v, dtype=torch.float64, device=self.device).reshape(()) for v in values])
+        everyone = own.new_empty(self.size, len(values))
         if self.size > 1:
-            dist.all_reduce(own)
-        return [float(value) for value in own.tolist()]
+            dist.all_gather(list(everyone.unbind()), own)
+        else:
+            everyone[0] = own
+        return everyone.cpu()
 
     def from_first(self, decide: Callable[[], Result]) -> Result:
         """What the first process decides; an error it meets is raised on all, so that none waits for the others."""
@@ -40,7 +52,7 @@ class World:
             except Exception as error:
                 outcome[1] = error
         if self.size > 1:
-            dist.broadcast_object_list(outcome)
+            dist.broadcast_object_list(outcome, group=self.patient)
         if outcome[1] is not None:
             raise outcome[1]
         result: Result = outcome[0]
@@ -51,7 +63,7 @@ class World:
         everyone: list[Any] = [value]
         if self.size > 1:
             everyone = [None] * self.size
-            dist.all_gather_object(everyone, value)
+            dist.all_gather_object(everyone, value, group=self.patient)
         return everyone
 
 
@@ -62,12 +74,16 @@ def join() -> Iterator[World]:
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
+        if local_rank >= torch.cuda.device_count():
+            raise SettingsError(
+                f"process {local_rank} of this machine has no GPU of its own: there are {torch.cuda.device_count()}; "
+                "start as many processes as GPUs (--nproc-per-node)"
+            )
         torch.cuda.set_device(device)
     if size == 1:
         yield World(0, 1, device)
         return
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        yield World(dist.get_rank(), size, device)
-    finally:
-        dist.destroy_process_group()
+    patient = dist.new_group(backend="gloo", timeout=timedelta(days=1))
+    yield World(dist.get_rank(), size, device, patient)  # type: ignore[arg-type]
+    dist.destroy_process_group()  # not after an error: the others may be waiting in a collective, and this would too

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from open_clip_linear.listing import pair_macs
 from training.distributed import World
-from training.measure import macs_of
 from training.settings import Settings
 from training.setup import Setup, build_setup
 from training.state import Progress
@@ -36,7 +36,7 @@ def dry_run(settings: Settings, world: World) -> dict[str, Any]:
         seconds.append(time.monotonic() - began)
     steady = sorted(seconds)[len(seconds) // 2]  # the median: the first steps warm up
     parameters = sum(p.numel() for p in setup.parts.model.parameters())
-    macs = macs_of(settings)
+    macs = pair_macs(settings.model, settings.force_image_size)
     return {
         "model": settings.model,
         "parameters": parameters,

@@ -5,7 +5,7 @@
         row |= evaluation.run(model)                                # on every rank at once
 
 A run with evaluation equals the run without, bit for bit: no random number is drawn, and modes and precision are put
-back. What goes wrong in an evaluation is logged and leaves its figures out; it never ends a run. Figures are in
+back. What an evaluation refuses is logged and leaves its figures out; the run goes on. Figures are in
 percent, computed in float32 outside autocast, and do not depend on the number of ranks (`evaluate/ranks.py`).
 
 Cost: `evaluate/imagenet.py` and `evaluate/retrieval.py` say it; pictures are decoded by `--workers` threads a rank.

@@ -91,6 +91,14 @@ def is_finished(folder: Path, settings: Settings) -> bool:
         return False
 
 
+def put_results_aside(folder: Path) -> None:
+    """Rename the weights of a run that was finished and goes on: they are not its end, and mark it as finished."""
+    for name in (WEIGHTS, AVERAGED):
+        path = folder / name
+        if path.exists():
+            path.replace(path.with_name(f"earlier-{name}"))
+
+
 def write_results(
     folder: Path,
     parts: Parts,

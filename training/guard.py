@@ -20,6 +20,7 @@ class Guard:
     def __init__(self) -> None:
         self.skipped = 0  # in all
         self.in_a_row = 0
+        self.is_high = False  # the last loss was far above those before it
         self.losses: deque[float] = deque(maxlen=WINDOW)
 
     def skip(self) -> None:
@@ -28,19 +29,27 @@ class Guard:
         self.in_a_row += 1
 
     def is_spike(self, loss: float) -> bool:
-        """Judge the loss of a good step and remember it; a spike is not remembered."""
+        """Judge the loss of a good step and remember it. Of spikes in a row only the first is one."""
         self.in_a_row = 0
+        was_high, self.is_high = self.is_high, False
         if len(self.losses) >= LEAST:
             median = statistics.median(self.losses)
             deviation = 1.4826 * statistics.median(abs(x - median) for x in self.losses)
-            if loss > median + max(SIGMAS * deviation, RISE * abs(median)):
-                return True
-        self.losses.append(loss)
-        return False
+            self.is_high = loss > median + max(SIGMAS * deviation, RISE * abs(median))
+        self.losses.append(
+            loss
+        )  # spikes too: they do not move a median, and a loss that stays high becomes the measure
+        return self.is_high and not was_high
+
+    def forget(self) -> None:
+        """Begin anew to gather losses."""
+        self.losses.clear()
+        self.is_high = False
 
     def state_dict(self) -> dict[str, Any]:
-        return {"skipped": self.skipped, "in_a_row": self.in_a_row, "losses": list(self.losses)}
+        counts = {"skipped": self.skipped, "in_a_row": self.in_a_row}
+        return counts | {"is_high": self.is_high, "losses": list(self.losses)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.skipped, self.in_a_row = state["skipped"], state["in_a_row"]
+        self.skipped, self.in_a_row, self.is_high = state["skipped"], state["in_a_row"], state["is_high"]
         self.losses = deque(state["losses"], maxlen=WINDOW)

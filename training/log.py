@@ -10,6 +10,7 @@ import math
 import os
 import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from tqdm import tqdm
 from data_prep import atomic
 from training.reports import Reports
 from training.settings import Settings, SettingsError
+
+MEASURES = ("val_", "imagenet_")  # what an evaluation inside the run is called in a row
 
 
 class RunLog:
@@ -29,7 +32,6 @@ class RunLog:
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.folder = folder
-        self.every = settings.log_every_n_steps
         self.bad = 0  # unusable samples that were told of
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -41,7 +43,7 @@ class RunLog:
     def start(self, resolved: dict[str, Any], headline: str, step: int, steps: int) -> None:
         """Write the resolved settings, cut the metrics to those up to `step`, and say what will run."""
         atomic.write_text(self.folder / "settings.json", json.dumps(resolved, indent=2) + "\n")
-        self.reports.start(resolved)
+        self.reports.start(resolved, step)
         self.steps = steps
         self.bar = tqdm(total=steps, initial=step, unit="step", disable=not sys.stderr.isatty())
         self.metrics = _metrics_up_to(self.folder / "metrics.jsonl", step)
@@ -58,13 +60,12 @@ class RunLog:
         self.events.write(json.dumps({"step": step, "event": event, "text": text} | details) + "\n")
         self.events.flush()
 
-    def step(self, row: dict[str, Any]) -> None:
-        """Add a step's row to metrics.jsonl; show it every `log_every_n_steps`."""
+    def step(self, row: dict[str, Any], shown: bool) -> None:
+        """Add a step's row to metrics.jsonl; with `shown` also to the trackers, and say it."""
         self.metrics.write(json.dumps(_without_nan(row)) + "\n")
         self.metrics.flush()
         self.bar.update()
-        last = row["step"] == self.steps
-        if not last and row["step"] % self.every and row["step"] != 1:
+        if not shown:
             return
         self.reports.add(row)
         text = (
@@ -75,6 +76,9 @@ class RunLog:
             self.say(f"step {row['step']}/{self.steps}  {text}  lr {row['lr']:.2e}  {row['samples_seen']:,} samples")
         else:
             self.bar.set_postfix_str(f"{text}  {row['samples_seen']:,} samples")
+        measured = [f"{name} {value:.4g}" for name, value in row.items() if name.startswith(MEASURES)]
+        if measured:
+            self.say(f"step {row['step']}: " + "  ".join(measured))
 
     def bad_samples(self, step: int, bad: dict[str, dict[str, int]]) -> None:
         """Keep the counts of unusable samples, by shard and reason, in bad-samples.json; say it when there are more."""
@@ -96,8 +100,8 @@ class RunLog:
         """Cut the metrics to those up to `step`, after a rollback."""
         self.metrics.close()
         self.metrics = _metrics_up_to(self.folder / "metrics.jsonl", step)
-        self.bar.reset()
-        self.bar.update(step)
+        self.bar.initial = self.bar.n = step
+        self.bar.refresh()
 
     def close(self) -> None:
         """Bring everything to the disk."""
@@ -114,8 +118,9 @@ def _metrics_up_to(path: Path, step: int) -> Any:
     kept = []
     if step and path.exists():
         for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            if line.endswith("\n") and json.loads(line)["step"] <= step:
-                kept.append(line)
+            with suppress(ValueError, KeyError, TypeError):  # a line that a crash cut or damaged
+                if line.endswith("\n") and json.loads(line)["step"] <= step:
+                    kept.append(line)
     atomic.write_text(path, "".join(kept))
     return open(path, "a", encoding="utf-8")
 

@@ -5,7 +5,8 @@ arXiv:2101.06983): features of all batches without gradients; the loss of all of
 gradients with respect to features, logit scale and bias; then each batch again, with those gradients carried back.
 The gradients are the full batch's for every parameter. OpenCLIP's own form computes the loss once a batch instead,
 which is accum_freq times the work and makes the gradients of logit scale and bias accum_freq times too large.
-Cost: one more forward pass than the same batches one by one; memory of one batch's activations and all features.
+Cost: one more forward pass than the same batches one by one; memory of one batch's activations, all features,
+and all pictures as they were decoded (bytes).
 
 The towers compute under autocast, the losses in float32 (float64 stays): near the logit scale's bound of 100 a
 bfloat16 logit would be rounded to steps of 0.5.
@@ -38,6 +39,7 @@ _INPUTS: dict[str, Callable[[Any], Any]] = {  # what teacher and student must ha
 
 Outputs = dict[str, Tensor]  # image_features and text_features (B, D), normalised; logit_scale, where there logit_bias
 Autocast = Callable[[], AbstractContextManager[Any]]
+Prepare = Callable[[Tensor], Tensor]
 
 
 def build_loss(settings: Settings, world: World) -> nn.Module:
@@ -102,6 +104,7 @@ def forward_backward(
     autocast: Autocast,
     scaler: torch.amp.GradScaler | None = None,
     teacher: nn.Module | None = None,
+    prepare: Prepare = nn.Identity(),  # noqa: B008  (it holds nothing)
 ) -> Tensor:
     """Add the gradients of the loss of all `batches` as one to the parameters' `.grad`.
 
@@ -114,14 +117,15 @@ def forward_backward(
         autocast: makes the context the towers compute in.
         scaler: scales the loss, and so the gradients, for float16.
         teacher: of `build_teacher`, where the loss is DistillClipLoss.
+        prepare: from the pictures of a batch, bytes perhaps, to what the towers take; called before each pass.
 
     Returns:
         This process's loss, unscaled: float32 (float64 for a float64 model), no dimensions, detached.
     """
     if len(batches) == 1:
         with autocast():
-            outputs = replica(*batches[0])
-        value = _value(loss, outputs, _taught(teacher, batches, autocast))
+            outputs = replica(prepare(batches[0][0]), batches[0][1])
+        value = _value(loss, outputs, _taught(teacher, batches, autocast, prepare))
         _scaled(value, scaler).backward()
         return value.detach()
 
@@ -129,9 +133,9 @@ def forward_backward(
     for batch in batches:
         states.append(rng.capture(device))
         with torch.no_grad(), autocast():
-            parts.append(replica(*batch))
+            parts.append(replica(prepare(batch[0]), batch[1]))
     leaves = {key: tensor.requires_grad_() for key, tensor in _joined(parts).items()}
-    value = _value(loss, leaves, _taught(teacher, batches, autocast))
+    value = _value(loss, leaves, _taught(teacher, batches, autocast, prepare))
     _scaled(value, scaler).backward()
 
     for number, (batch, state) in enumerate(zip(batches, states, strict=True)):
@@ -139,7 +143,7 @@ def forward_backward(
         rng.restore(state, device)
         with nullcontext() if is_last else _without_all_reduce(replica):
             with autocast():
-                outputs = replica(*batch)
+                outputs = replica(prepare(batch[0]), batch[1])
             gradients = _shares(leaves, number, len(batches))
             # The scale and the bias take part once: DistributedDataParallel waits for them in the last batch.
             keys = [key for key in gradients if outputs[key].requires_grad and (is_last or key.endswith("_features"))]
@@ -153,12 +157,12 @@ def _value(loss: nn.Module, outputs: Mapping[str, Tensor], taught: Mapping[str, 
     return torch.stack(list(loss(**wide, output_dict=True).values())).sum()
 
 
-def _taught(teacher: nn.Module | None, batches: Sequence[Batch], autocast: Autocast) -> Outputs:
+def _taught(teacher: nn.Module | None, batches: Sequence[Batch], autocast: Autocast, prepare: Prepare) -> Outputs:
     """The teacher's features and scale under the names that DistillClipLoss takes; empty without a teacher."""
     if teacher is None:
         return {}
     with torch.no_grad(), autocast():
-        outputs = _joined([teacher(*batch) for batch in batches])
+        outputs = _joined([teacher(prepare(images), texts) for images, texts in batches])
     # A teacher's bias moves all of its logits alike, which softmax does not see: the loss has no place for it.
     return {f"dist_{key}": outputs[key] for key in ("image_features", "text_features", "logit_scale")}
 

@@ -37,14 +37,6 @@ def norm_of(tensors: list[Tensor]) -> float:
     return number(nn.utils.get_total_norm(tensors))
 
 
-def macs_of(settings: Settings) -> dict[str, int]:
-    """Multiply-adds of an image's and a text's forward pass; empty where a tower is no stack of OpenCLIP's blocks."""
-    try:
-        return pair_macs(settings.model, settings.force_image_size)
-    except AttributeError:
-        return {}
-
-
 def peak_flops(device: torch.device, precision: str) -> float | None:
     """The device's peak in the run's precision; None where it is not known."""
     if device.type != "cuda" or precision == "fp32":
@@ -53,13 +45,16 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
 
 
 class Meter:
-    """Times steps of `samples` pairs over all processes; `macs` are the multiply-adds of one pair's forward pass."""
+    """Times steps of `samples` pairs over all processes.
+
+    `macs`: multiply-adds of one pair's forward pass, 0 where they are not known; then there is no MFU.
+    """
 
     def __init__(self, world: World, samples: int, macs: int, precision: str) -> None:
         self.world = world
         self.samples = samples
         self.flops = 3 * 2 * macs  # the backward pass costs twice the forward one
-        self.peak = peak_flops(world.device, precision)
+        self.peak = peak_flops(world.device, precision) if macs else None
 
     def start(self) -> None:
         """A step begins: waiting for its data."""
@@ -68,14 +63,17 @@ class Meter:
     def data_is_there(self) -> None:
         self.data_wait = time.monotonic() - self.began
 
-    def stop(self) -> dict[str, float]:
-        """The step is done: what it took, for metrics.jsonl. `data_wait` is a share of the step's time."""
+    def stop(self, waited: float) -> dict[str, float]:
+        """The step is done: what it took, for metrics.jsonl.
+
+        `waited`: seconds for data of the process that waited longest; `data_wait` is their share of the step.
+        """
         seconds = time.monotonic() - self.began
         rate = self.samples / seconds
         row = {
             "images_per_s": rate,
             "images_per_s_per_device": rate / self.world.size,
-            "data_wait": self.data_wait / seconds,
+            "data_wait": min(waited / seconds, 1.0),
             "step_seconds": seconds,
         }
         if self.world.device.type == "cuda":
@@ -83,6 +81,30 @@ class Meter:
         if self.peak is not None:
             row["mfu"] = rate / self.world.size * self.flops / self.peak
         return row
+
+
+def countable_macs(settings: Settings, model: nn.Module) -> int:
+    """Multiply-adds of a pair's forward pass; 0 where they, or three times as many for a step, would not be true.
+
+    Locked towers have no whole backward pass, and patch dropout leaves out tokens.
+    """
+    dropout = getattr(getattr(model.visual, "patch_dropout", None), "prob", 0.0)
+    if settings.lock_image or settings.lock_text or dropout:
+        return 0
+    return sum(pair_macs(settings.model, settings.force_image_size).values())
+
+
+def gradient_norm(model: nn.Module, most: float) -> float:
+    """The gradients' norm; above `most` they are scaled down to it (0: they stay as they are)."""
+    if most:
+        return number(nn.utils.clip_grad_norm_(model.parameters(), most))
+    return norm_of([p.grad for p in model.parameters() if p.grad is not None])
+
+
+def is_finite(model: nn.Module) -> bool:
+    """Whether all trained weights (this process's part of them) are numbers."""
+    parts = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters() if p.requires_grad)
+    return bool(torch.stack([part.detach().isfinite().all() for part in parts]).all())
 
 
 def snapshot(model: nn.Module) -> list[Tensor]:

@@ -97,7 +97,8 @@ def parallel(model: nn.Module, settings: Settings, world: World) -> nn.Module:
         fully_shard(model, mesh=mesh)
         _gather_for_encoders(model)
         return model
-    return DistributedDataParallel(model, device_ids=[world.device.index] if world.device.type == "cuda" else None)
+    device_ids = [world.device.index] if world.device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=device_ids)
 
 
 def _gather_for_encoders(model: nn.Module) -> None:

@@ -20,13 +20,12 @@ class Reports:
         self.folder = folder
         self.settings = settings
         chosen = settings.report_to.split(",")
+        self.with_tensorboard = "tensorboard" in chosen
         self.tensorboard: Any = None
         self.wandb: Any = None
         try:
-            if "tensorboard" in chosen:
-                from torch.utils.tensorboard import SummaryWriter
-
-                self.tensorboard = SummaryWriter(str(folder / "tensorboard"))
+            if self.with_tensorboard:
+                import torch.utils.tensorboard  # noqa: F401  (opened in start())
             if "wandb" in chosen:
                 import wandb
 
@@ -36,8 +35,12 @@ class Reports:
                 f"--report-to {settings.report_to}: {error.name or error} is not installed; pip install '.[track]'"
             ) from error
 
-    def start(self, resolved: dict[str, Any]) -> None:
-        """Begin, or take up, the wandb run."""
+    def start(self, resolved: dict[str, Any], step: int) -> None:
+        """Begin at `step`, or take up there; later steps of TensorBoard's curves are dropped."""
+        if self.with_tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.tensorboard = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1)
         if self.wandb is None:
             return
         note = self.folder / "wandb-id.json"
@@ -50,6 +53,7 @@ class Reports:
             dir=str(self.folder),
             config=resolved,
         )
+        run.define_metric("*", step_metric="step")  # wandb's own step cannot go back, as a resumed run does
         atomic.write_text(note, json.dumps({"id": run.id}) + "\n")
 
     def add(self, row: dict[str, Any]) -> None:
@@ -59,7 +63,7 @@ class Reports:
             for name, value in numbers.items():
                 self.tensorboard.add_scalar(name, value, row["step"])
         if self.wandb is not None:
-            self.wandb.log(numbers, step=row["step"])
+            self.wandb.log(numbers | {"step": row["step"]})
 
     def close(self) -> None:
         if self.tensorboard is not None:

@@ -213,8 +213,11 @@ def _check_optimizer(settings: Settings) -> None:
     optimizers = ["adamw", *(f"timm/{name}" for name in timm.optim.list_optimizers())]
     if settings.opt not in optimizers:
         raise SettingsError(f"--opt {settings.opt!r} is unknown{nearest(settings.opt, optimizers)}")
-    if settings.lr_scheduler != "const-cooldown" and settings.cooldown:
-        raise SettingsError(f"cooldown is for --lr-scheduler const-cooldown, found {settings.lr_scheduler}")
+    if (settings.lr_scheduler == "const-cooldown") != bool(settings.cooldown):
+        raise SettingsError(
+            "--lr-scheduler const-cooldown and --cooldown STEPS go together, found "
+            f"{settings.lr_scheduler} and {settings.cooldown}"
+        )
 
 
 def _check_together(settings: Settings) -> None:
@@ -223,6 +226,13 @@ def _check_together(settings: Settings) -> None:
         raise SettingsError("--distill-model and --distill-pretrained go together: a teacher has weights")
     if settings.distill_model and settings.siglip:
         raise SettingsError("--distill-model cannot go with --siglip: OpenCLIP's distillation loss is CLIP's")
+    if settings.siglip and (settings.local_loss or not settings.gather_with_grad):
+        raise SettingsError("--local-loss and --no-gather-with-grad are for CLIP's loss; --siglip has neither")
+    for tower, part in (("lock_image", "lock_image_unlocked_groups"), ("lock_text", "lock_text_unlocked_layers")):
+        if getattr(settings, part) and not getattr(settings, tower):
+            raise SettingsError(f"{option(part)} does nothing without {option(tower)}")
+    if (settings.imagenet_val or settings.val_data) and not settings.zeroshot_frequency:
+        raise SettingsError("--zeroshot-frequency 0 leaves out the evaluation that --imagenet-val or --val-data names")
     for report in filter(None, settings.report_to.split(",")):
         if report not in REPORTS:
             raise SettingsError(f"--report-to {report!r} is unknown; known: {', '.join(REPORTS)}")

@@ -66,12 +66,11 @@ class Setup:
         return total
 
     def next_batches(self) -> tuple[list[tuple[Tensor, Tensor]], list[str]]:
-        """The pictures and captions of one step on the device, a pair a forward pass, and the samples' keys."""
+        """Pictures, as decoded, and captions of a step on the device, a pair a pass, and their samples' keys."""
         device, pairs, keys = self.world.device, [], []
         for _ in range(self.settings.accum_freq):
             batch = next(self.parts.loader)
-            images = self.normalise(batch.images.to(device, non_blocking=True))
-            pairs.append((images, batch.texts.to(device, non_blocking=True)))
+            pairs.append((batch.images.to(device, non_blocking=True), batch.texts.to(device, non_blocking=True)))
             keys += batch.keys
         return pairs, keys
 
@@ -79,7 +78,13 @@ class Setup:
         """Gradients of one step, unscaled, in the parameters; this process's loss."""
         precision, device = self.precision, self.world.device
         loss = forward_backward(
-            self.replica, self.loss, pairs, lambda: autocast(precision, device), self.parts.scaler, self.teacher
+            self.replica,
+            self.loss,
+            pairs,
+            lambda: autocast(precision, device),
+            self.parts.scaler,
+            self.teacher,
+            self.normalise,
         )
         if self.parts.scaler:
             self.parts.scaler.unscale_(self.parts.optimizer)

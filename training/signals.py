@@ -1,5 +1,10 @@
-"""SIGTERM, SIGINT and SIGUSR1 ask for a checkpoint after the current step and an end; a second SIGINT ends at once."""
+"""SIGTERM, SIGINT and SIGUSR1 ask for a checkpoint after the current step and an end; a second SIGINT ends at once.
 
+Before the first step there is nothing to save: any of them ends the process then. Data workers do not get them: they
+are in process groups of their own (training/data/loader.py).
+"""
+
+import os
 import signal
 from types import FrameType
 
@@ -8,15 +13,22 @@ EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 
 
 class StopRequest:
-    """Remembers the first signal that asked this process to stop. Made before workers fork: they inherit the handler,
-    so a signal to the whole process group does not tear the data away under the last step."""
+    """Remembers the first signal that asked this process to stop, by name."""
 
     def __init__(self) -> None:
         self.name = ""
+        self.stepping = False
         for number in STOPPING:
             signal.signal(number, self._received)
 
+    def wait_for_step(self) -> None:
+        """From now on a signal waits for the end of the step."""
+        self.stepping = True
+
     def _received(self, number: int, frame: FrameType | None) -> None:
-        if self.name and number == signal.SIGINT:
+        if not self.stepping or (self.name and number == signal.SIGINT):
+            self.name = self.name or signal.Signals(number).name
             raise KeyboardInterrupt
-        self.name = self.name or signal.Signals(number).name
+        if not self.name:
+            self.name = signal.Signals(number).name
+            os.write(2, f"{self.name}: a checkpoint after this step, then the end\n".encode())  # print may be busy

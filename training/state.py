@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from evaluate.result import versions
 from training import rng
+from training.checkpoint import CheckpointError
 from training.data.loader import Loader
 from training.distributed import World
 from training.guard import Guard
@@ -41,6 +42,7 @@ FIXED = (
     "fsdp",
     "siglip",
 )
+OPTIMIZER_SETTINGS = ("weight_decay", "betas", "eps")  # the rest of a group may be state
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -71,8 +73,11 @@ class Parts:
         return self.model.get_parameter("logit_scale")
 
 
-def capture(parts: Parts, progress: Progress, settings: Settings, world: World) -> dict[str, Any]:
-    """The run's state. Every process must call it; the tensors in the first one's result are the run's own."""
+def capture(parts: Parts, progress: Progress, epoch: float, settings: Settings, world: World) -> dict[str, Any]:
+    """The run's state. Every process must call it; the tensors in the first one's result are the run's own.
+
+    `epoch` is how many there were so far.
+    """
     everyone = world.gathered({"rng": rng.capture(world.device), "data": parts.loader.state()})
     model = whole_weights(parts.model, settings)
     if settings.fsdp:
@@ -84,7 +89,7 @@ def capture(parts: Parts, progress: Progress, settings: Settings, world: World) 
         return {}
     return {
         "name": settings.model,
-        "epoch": progress.samples_seen / parts.loader.samples,
+        "epoch": epoch,
         "step": progress.step,
         "state_dict": model,
         "optimizer": optimizer,
@@ -106,19 +111,36 @@ def whole_weights(model: nn.Module, settings: Settings) -> dict[str, Any]:
     return get_model_state_dict(model, options=_WHOLE) if settings.fsdp else model.state_dict()
 
 
-def restore_training(state: dict[str, Any], parts: Parts, progress: Progress, settings: Settings) -> None:
-    """Put model, optimizer, scaler, EMA, guard and progress where the checkpoint has them. On every process."""
-    if settings.fsdp:
-        set_model_state_dict(parts.model, state["state_dict"], options=_WHOLE)
-        set_optimizer_state_dict(parts.model, parts.optimizer, state["optimizer"], options=_WHOLE)
-    else:
-        parts.model.load_state_dict(state["state_dict"])
-        parts.optimizer.load_state_dict(state["optimizer"])
+def restore_training(state: dict[str, Any], parts: Parts, progress: Progress, settings: Settings, world: World) -> None:
+    """Put model, optimizer, scaler, EMA, guard and progress where the checkpoint has them. On every process.
+
+    The optimizer's settings stay this run's; an average that the checkpoint has not begins at its weights.
+    Raises CheckpointError where the checkpoint's tensors are of another model.
+    """
+    hyper = [{k: v for k, v in group.items() if k in OPTIMIZER_SETTINGS} for group in parts.optimizer.param_groups]
+    try:
+        if settings.fsdp:  # the optimizer first: setting its state takes a step of nothing with some optimizers
+            set_optimizer_state_dict(parts.model, parts.optimizer, state["optimizer"], options=_WHOLE)
+            set_model_state_dict(parts.model, state["state_dict"], options=_WHOLE)
+        else:
+            parts.model.load_state_dict(state["state_dict"])
+            parts.optimizer.load_state_dict(state["optimizer"])
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise CheckpointError(f"the checkpoint of step {state['step']} is of another model: {error}") from error
+    for group, values in zip(parts.optimizer.param_groups, hyper, strict=True):
+        group.update(values)
     if parts.scaler and state["scaler"]:
         parts.scaler.load_state_dict(state["scaler"])
     if parts.ema and state["ema"]:
         parts.ema.load_state_dict(state["ema"])
+    elif parts.ema:
+        parts.ema = Ema(parts.model, settings.ema)
     parts.guard.load_state_dict(state["guard"])
+    saved = state["settings"]
+    if saved["batch_size"] * saved["accum_freq"] * len(state["rng"]) != (
+        settings.batch_size * settings.accum_freq * world.size
+    ):
+        parts.guard.forget()  # the loss of another global batch is another loss
     progress.step, progress.samples_seen = state["step"], state["samples_seen"]
     progress.seconds, progress.loss = state["seconds"], state["loss"]
 
@@ -138,7 +160,7 @@ def differences(state: dict[str, Any], settings: Settings, world: World) -> list
     """
     saved, now = state["settings"], asdict(settings)
     for name in FIXED:
-        if saved[name] != now[name]:
+        if name in saved and saved[name] != now[name]:
             raise SettingsError(
                 f"{option(name)} is {now[name]!r} and the checkpoint's run had {saved[name]!r}; to start a new run "
                 "from its weights use --init-from"

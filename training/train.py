@@ -10,31 +10,25 @@ weights alone, which `open_clip.create_model(name, pretrained="checkpoint.pt")` 
 
 import math
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from data_prep.errors import DataError
 from evaluate.result import versions
 from training import checkpoint, folder
+from training.checkpoint import Writer
 from training.distributed import World
 from training.log import RunLog
-from training.measure import Meter, distances, macs_of, number, snapshot
+from training.measure import Meter, countable_macs, distances, gradient_norm, is_finite, number, snapshot
 from training.schedule import learning_rate
 from training.settings import Settings, SettingsError
 from training.setup import Setup, build_setup
 from training.signals import StopRequest
-from training.state import (
-    Progress,
-    capture,
-    differences,
-    restore_generators,
-    restore_training,
-    whole_weights,
-)
+from training.state import Progress, capture, differences, restore_generators, restore_training, whole_weights
 
 MOST_ROLLBACKS = 3  # to one checkpoint: a fourth would end as these did
 
@@ -50,7 +44,8 @@ def train(settings: Settings, world: World, command: str, stop: StopRequest) -> 
         Whether the run is finished.
 
     Raises:
-        SettingsError, DataError, CheckpointError: the run cannot start, or its data or its disk fails.
+        SettingsError: the run cannot start.
+        DataError, CheckpointError: its data or its disk fails.
         TrainingError: too many steps in a row whose loss or gradient is no number, or rollbacks that do not help.
     """
     run = Path(settings.output) / settings.name
@@ -67,28 +62,97 @@ def train(settings: Settings, world: World, command: str, stop: StopRequest) -> 
         setup = build_setup(settings, world, saved["data"] if saved else None)
     except DataError as error:
         raise SettingsError(str(error)) from error  # before the start it is an option that is wrong
-    parts, progress = setup.parts, Progress()
+    progress = Progress()
     if saved:
-        restore_training(saved, parts, progress, settings)
+        restore_training(saved, setup.parts, progress, settings, world)
         restore_generators(saved, world)
         del saved
+        notes = [f"resumed from {path}", *notes, *setup.parts.loader.notes]
     total = setup.steps(progress)
     facts = {"model": settings.model, "epochs": settings.epochs, "precision": setup.precision}
     facts |= {"world_size": world.size, "command": command, "versions": versions()}
-    log = writer = None
-    if world.is_first:
-        folder.check_room(run, parts, settings)
-        log, writer = RunLog(run, settings), checkpoint.Writer(run / folder.CHECKPOINTS, settings.keep)
-        log.start(asdict(settings) | facts, headline(setup, total), progress.step, total)
-        for note in ([f"resumed from {path}"] if path else []) + notes + parts.loader.notes:
-            log.event(progress.step, "start", note)
+    records: list[Records] = []  # the first process's own
+    world.from_first(lambda: records.append(Records(run, setup, progress, total, facts, notes)))
 
-    # --- steps ----------------------------------------------------------------------------------------------------
+    # --- steps, and results ---------------------------------------------------------------------------------------
+    first = records[0] if records else None
+    try:
+        take_steps(run, setup, progress, total, stop, first)
+        finished = progress.step >= total
+        weights = whole_weights(setup.parts.model, settings) if finished else {}
+        averages = setup.parts.ema.state_dict() if finished and setup.parts.ema else {}
+
+        def finish() -> None:
+            if first:
+                first.finish(weights, averages, finished, stop.name or "a signal")
+
+        world.from_first(finish)  # all wait: one that ended earlier would have torchrun end the first in its writing
+    except Exception as error:
+        if first:
+            first.log.event(progress.step, "failed", str(error))
+        raise
+    finally:
+        setup.parts.loader.close()
+        if first:
+            first.log.close()
+    return finished
+
+
+class Records:
+    """What the first process alone keeps: the log, the checkpoints and the results in the folder `run`.
+
+    Raises SettingsError where the folder cannot hold them.
+    """
+
+    def __init__(
+        self, run: Path, setup: Setup, progress: Progress, total: int, facts: dict[str, Any], notes: list[str]
+    ) -> None:
+        self.run, self.setup, self.progress, self.facts = run, setup, progress, facts
+        settings = setup.settings
+        folder.check_room(run, setup.parts, settings)
+        self.log = RunLog(run, settings)
+        self.writer = Writer(run / folder.CHECKPOINTS, settings.keep)
+        self.log.start(asdict(settings) | facts, headline(setup, total), progress.step, total)
+        for note in notes:
+            self.log.event(progress.step, "start", note)
+        self.put_aside()
+        if progress.step < total:
+            folder.put_results_aside(run)
+
+    def put_aside(self) -> None:
+        """Rename checkpoints of later steps: this run goes another way from here."""
+        for path in checkpoint.put_aside(self.run / folder.CHECKPOINTS, self.progress.step):
+            self.log.event(self.progress.step, "put aside", f"a later checkpoint is put aside as {path}")
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Write a checkpoint beside the training."""
+        self.log.sync()
+        self.log.bad_samples(self.progress.step, state["data"]["bad"])
+        self.writer.save(self.progress.step, state)
+
+    def finish(self, weights: dict[str, Any], averages: dict[str, Any], finished: bool, signal: str) -> None:
+        """Wait for the last checkpoint; write the results of a finished run, or say what stopped it."""
+        self.writer.wait()
+        step, minutes = self.progress.step, self.progress.seconds / 60
+        if not finished:
+            self.log.event(step, "stopped", f"stopped by {signal}; --resume auto continues")
+            return
+        settings = self.setup.settings
+        folder.write_results(self.run, self.setup.parts, self.progress, weights, averages, settings, self.facts)
+        self.log.say(f"trained {step} steps in {minutes:.1f} minutes: {self.run / folder.WEIGHTS}")
+
+
+def take_steps(
+    run: Path, setup: Setup, progress: Progress, total: int, stop: StopRequest, first: Records | None
+) -> None:
+    """Train up to step `total`, or until a signal came on any process and its checkpoint was handed to the writer."""
+    settings, world, parts = setup.settings, setup.world, setup.parts
     model, optimizer, guard = parts.model, parts.optimizer, parts.guard
     model.train()
-    meter = Meter(world, setup.global_batch, sum(macs_of(settings).values()), setup.precision)
-    rollbacks: dict[int, int] = {}
-    last_save, stopping = time.monotonic(), False
+    meter = Meter(world, setup.global_batch, countable_macs(settings, model), setup.precision)
+    rollbacks: Counter[int] = Counter()
+    last_save, stopping, is_due = time.monotonic(), False, False
+    stop.wait_for_step()
     while progress.step < total and not stopping:
         meter.start()
         lr = learning_rate(progress.step, settings, total)
@@ -98,13 +162,15 @@ def train(settings: Settings, world: World, command: str, stop: StopRequest) -> 
         meter.data_is_there()
 
         own_loss = setup.forward_backward(pairs)
-        norm = number(nn.utils.clip_grad_norm_(model.parameters(), settings.grad_clip_norm or math.inf))
+        norm = gradient_norm(model, settings.grad_clip_norm)
 
         # What one process meets or is asked, all do: skip the step, write a checkpoint, stop.
         is_bad = not (math.isfinite(norm) and math.isfinite(own_loss.item()))
-        is_due = world.is_first and 0 < 60 * settings.save_every_minutes < time.monotonic() - last_save
-        sums = world.sums(own_loss, is_bad, bool(stop.name), is_due, parts.loader.bad_samples)
-        loss, bad, stopping, due = sums[0] / world.size, sums[1] > 0, sums[2] > 0, sums[3] > 0
+        is_late = world.is_first and 0 < 60 * settings.save_every_minutes < time.monotonic() - last_save
+        everyone = world.rows(own_loss, is_bad, bool(stop.name), is_late, parts.loader.bad_samples, meter.data_wait)
+        loss, waited = float(everyone[:, 0].mean()), float(everyone[:, 5].max())
+        bad, stopping, late = (bool(everyone[:, column].any()) for column in (1, 2, 3))
+        bad_samples = int(everyone[:, 4].sum())
         progress.step += 1
         progress.samples_seen += setup.global_batch
         progress.loss = loss
@@ -119,76 +185,64 @@ def train(settings: Settings, world: World, command: str, stop: StopRequest) -> 
         }
         shown = progress.step % settings.log_every_n_steps == 0 or progress.step in (1, total)
         before = snapshot(model) if shown else None
-        if bad:
-            guard.skip()
-            if parts.scaler:
-                parts.scaler.update()
-        else:
+        if not bad:
             update(setup)
+        elif parts.scaler:
+            parts.scaler.update()  # a smaller scale, as float16 overflowed
         optimizer.zero_grad()
         if before is not None:
             row |= distances(model, before)
             del before
+        guard.skip() if bad else None
         row["logit_scale"] = number(parts.logit_scale.detach().exp())
-        row |= meter.stop() | {"skipped_steps": guard.skipped, "bad_samples": int(sums[4])}
+        row |= meter.stop(waited) | {"skipped_steps": guard.skipped, "bad_samples": bad_samples}
         if settings.unique_key:
             row["left_out_samples"] = parts.loader.left_out
         progress.seconds += row["step_seconds"]
         row["seconds"] = progress.seconds
-        if setup.evaluation.due(progress.step, setup.epoch_steps, last=progress.step == total):
-            row |= setup.evaluation.run(model)
-        if log:
-            log.step(row)
+        last = progress.step == total
+        if setup.evaluation.due(progress.step, setup.epoch_steps, last=last) and (last or not stopping):
+            found = setup.evaluation.run(model)
+            row |= found
+            shown = shown or bool(found)
+        if first:
+            first.writer.check()
+            first.log.step(row, shown)
 
-        # --- what the step's outcome asks for -----------------------------------------------------------------
+        # --- what the step's outcome asks for ---------------------------------------------------------------------
+        if bad_samples > settings.max_bad_samples * max(parts.loader.samples, progress.samples_seen):
+            raise DataError(too_many_bad_samples(setup, bad_samples))
         if bad:
-            everyones = [key for own in world.gathered(keys) for key in own]
-            if log:
-                text = f"skipped: the loss is {loss} and the gradient's norm {norm}"
-                log.event(progress.step, "skipped", text, keys=everyones)
+            note_skipped(setup, progress, row, keys, first)
             if guard.in_a_row > settings.max_bad_steps:
                 raise TrainingError(
                     f"step {progress.step}: {guard.in_a_row} steps in a row had a loss or gradient that is no number "
-                    f"(the last loss {loss}, norm {norm}). Earlier checkpoints are kept in {run / folder.CHECKPOINTS}. "
-                    "Lower lr, lengthen warmup, or set grad_clip_norm"
+                    f"(the last loss {loss}, norm {norm}). The last checkpoint of finite weights is kept in "
+                    f"{run / folder.CHECKPOINTS}. Lower lr, lengthen warmup, or set grad_clip_norm"
                 )
         elif guard.is_spike(loss):
-            if log:
-                log.event(progress.step, "spike", f"the loss {loss:.4g} is far above those before it", keys=keys)
+            if first:
+                first.log.event(progress.step, "spike", f"the loss {loss:.4g} is far above those before it", keys=keys)
             if settings.spike_rollback:
-                if writer:
-                    writer.wait()
-                roll_back(run, setup, progress, rollbacks)
-                if log:
-                    log.rewind(progress.step)
-                    log.event(progress.step, "rollback", "back at this step's checkpoint, on with the next data")
-                continue
+                roll_back(run, setup, progress, rollbacks, first)
         every = settings.save_every_steps
-        if due or stopping or progress.step == total or (every and progress.step % every == 0):
-            state = capture(parts, progress, settings, world)
-            last_save = time.monotonic()
-            if log and writer:
-                log.sync()
-                log.bad_samples(progress.step, state["data"]["bad"])
-                writer.save(progress.step, state)
-            del state
+        is_due = is_due or late or stopping or last or bool(every and progress.step % every == 0)
+        if is_due and not world.rows(not is_finite(model)).any():
+            save(setup, progress, row["epoch"], first)
+            last_save, is_due = time.monotonic(), False
+    if is_due and progress.step >= total:
+        raise TrainingError(f"step {progress.step}: the weights at the end are no numbers; lower lr or lengthen warmup")
 
-    parts.loader.close()
 
-    # --- results --------------------------------------------------------------------------------------------------
-    finished = progress.step >= total
-    weights = whole_weights(model, settings) if finished else {}
-    averages = parts.ema.state_dict() if finished and parts.ema else {}
-    if log and writer:
-        writer.wait()
-        if finished:
-            folder.write_results(run, parts, progress, weights, averages, settings, facts)
-            log.say(f"trained {progress.step} steps in {progress.seconds / 60:.1f} minutes: {run / folder.WEIGHTS}")
-        else:
-            log.event(progress.step, "stopped", f"stopped by {stop.name or 'a signal'}; --resume auto continues")
-        log.close()
-    world.from_first(lambda: None)  # a process that ended before the first has written would have torchrun kill it
-    return finished
+def save(setup: Setup, progress: Progress, epoch: float, first: Records | None) -> None:
+    """Hand a checkpoint to the first process's writer; an error there ends all."""
+    state = capture(setup.parts, progress, epoch, setup.settings, setup.world)
+
+    def write() -> None:
+        if first:
+            first.save(state)
+
+    setup.world.from_first(write)
 
 
 def headline(setup: Setup, total: int) -> str:
@@ -216,19 +270,61 @@ def update(setup: Setup) -> None:
         parts.ema.update(parts.model)
 
 
-def roll_back(run: Path, setup: Setup, progress: Progress, rollbacks: dict[int, int]) -> None:
+def note_skipped(setup: Setup, progress: Progress, row: dict[str, Any], keys: list[str], first: Records | None) -> None:
+    """Say that a step was skipped, with the keys of its samples on all processes.
+
+    A finite loss whose scaled gradients overflow is how float16 finds its scale: no samples are to blame for that.
+    """
+    text = f"skipped: the loss is {row['loss']} and the gradient's norm {row['grad_norm']}"
+    if setup.parts.scaler and math.isfinite(row["loss"]):
+        if first:
+            first.log.event(progress.step, "loss scale", f"{text}; scaled by {setup.parts.scaler.get_scale():g} now")
+        return
+    everyones = [key for own in setup.world.gathered(keys) for key in own]
+    if first:
+        first.log.event(progress.step, "skipped", text, keys=everyones)
+
+
+def too_many_bad_samples(setup: Setup, bad_samples: int) -> str:
+    """Why the run ends: the counts of all processes by reason, and the shards with the most."""
+    reasons: Counter[str] = Counter()
+    shards: Counter[str] = Counter()
+    for bad in setup.world.gathered(setup.parts.loader.bad):
+        for shard, counts in bad.items():
+            reasons.update(counts)
+            shards[shard] += sum(counts.values())
+    counted = ", ".join(f"{count} x {reason}" for reason, count in reasons.most_common())
+    named = ", ".join(f"{shard} ({count})" for shard, count in shards.most_common(5))
+    return (
+        f"{bad_samples} samples cannot be used, more than --max-bad-samples {setup.settings.max_bad_samples} allows: "
+        f"{counted}; most in {named}. Make these shards again, or raise the share"
+    )
+
+
+def roll_back(run: Path, setup: Setup, progress: Progress, rollbacks: Counter[int], first: Records | None) -> None:
     """Put the training where the newest checkpoint has it; the data goes on after the spike.
 
     Raises TrainingError where there is no checkpoint, or the same one was gone back to too often.
     """
-    path = setup.world.from_first(lambda: checkpoint.newest(run / folder.CHECKPOINTS, print))
+    spiked, passed_over = progress.step, list[str]()
+
+    def newest() -> Path | None:
+        if first:
+            first.writer.wait()
+        return checkpoint.newest(run / folder.CHECKPOINTS, passed_over.append)
+
+    path = setup.world.from_first(newest)
     if path is None:
-        raise TrainingError(f"step {progress.step}: a loss spike, and no checkpoint to go back to; save more often")
-    spiked = progress.step
-    restore_training(checkpoint.load(path), setup.parts, progress, setup.settings)
-    rollbacks[progress.step] = rollbacks.get(progress.step, 0) + 1
+        raise TrainingError(f"step {spiked}: a loss spike, and no checkpoint to go back to; save more often")
+    restore_training(checkpoint.load(path), setup.parts, progress, setup.settings, setup.world)
+    rollbacks[progress.step] += 1
     if rollbacks[progress.step] > MOST_ROLLBACKS:
         raise TrainingError(
             f"step {spiked}: another loss spike after {MOST_ROLLBACKS} rollbacks to step {progress.step}; lower lr or "
             "set grad_clip_norm"
         )
+    if first:
+        first.put_aside()
+        first.log.rewind(progress.step)
+        for text in [*passed_over, f"from {spiked} back to this step's checkpoint, on with the next data"]:
+            first.log.event(progress.step, "rollback", text)

@@ -65,14 +65,15 @@ def test_the_newest_are_kept(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("*.sha256")) == sorted(n + ".sha256" for n in names(tmp_path))
 
 
-def test_a_damaged_newer_one_does_not_cost_a_good_one(folder):
-    """After going back from a damaged step 4 to 3, a run that keeps one checkpoint must keep its own new one."""
-    (folder / "step-00000004.pt").write_bytes(b"damaged")
+def test_checkpoints_of_another_way_are_put_aside_and_not_lost(folder):
+    """After going back from step 4 to 2, a run that keeps one checkpoint must keep its own new one."""
+    assert [p.name for p in checkpoint.put_aside(folder, 2)] == ["step-00000004.pt.aside", "step-00000003.pt.aside"]
     writer = Writer(folder, keep=1)
     writer.save(3, state(3))
     writer.wait()
-    assert names(folder) == ["step-00000004.pt", "step-00000003.pt"]
-    assert checkpoint.newest(folder, lambda text: None).name == "step-00000003.pt"
+    assert names(folder) == ["step-00000003.pt"]
+    assert checkpoint.newest(folder, pytest.fail).name == "step-00000003.pt"
+    assert (folder / "step-00000003.pt.aside").exists()
 
 
 def test_checksums_are_those_of_sha256sum(folder):

@@ -15,12 +15,26 @@ def test_a_falling_noisy_loss_has_no_spike():
         assert not any(guard.is_spike(loss) for loss in falling(500, seed=seed))
 
 
-def test_a_spike_is_found_and_not_remembered():
+def test_of_spikes_in_a_row_the_first_is_one():
     guard = Guard()
     for loss in falling(200):
         guard.is_spike(loss)
-    assert all(guard.is_spike(8.0) for _ in range(50)), "the spike itself must not become the measure"
-    assert not guard.is_spike(2.0)
+    assert [guard.is_spike(loss) for loss in (8.0, 9.0, 2.0, 8.0, 2.0)] == [True, False, False, True, False]
+
+
+def test_a_loss_that_stays_high_becomes_the_measure():
+    guard = Guard()
+    spikes = [guard.is_spike(2.0 if step < 200 else 2.4) for step in range(1000)]
+    assert spikes.index(True) == 200
+    assert sum(spikes) == 1
+
+
+def test_after_forgetting_there_is_no_verdict():
+    guard = Guard()
+    for _ in range(100):
+        guard.is_spike(2.0)
+    guard.forget()
+    assert not guard.is_spike(9.0)
 
 
 def test_before_enough_losses_there_is_no_verdict():

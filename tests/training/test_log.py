@@ -13,7 +13,7 @@ def row(step, **more):
 
 
 def opened(folder, step=0, **changes):
-    log = RunLog(folder, Settings(log_every_n_steps=2, **changes))
+    log = RunLog(folder, Settings(**changes))
     log.start({"model": "m"}, "what runs", step, 6)
     return log
 
@@ -25,22 +25,22 @@ def steps(folder):
 def test_rows_that_a_resumed_run_computes_again_are_cut_off(tmp_path):
     log = opened(tmp_path)
     for step in range(1, 6):
-        log.step(row(step))
+        log.step(row(step), True)
     log.close()
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"step": 6, "lo')  # killed in the middle of a line
     log = opened(tmp_path, step=3)
     assert steps(tmp_path) == [1, 2, 3]
-    log.step(row(4))
+    log.step(row(4), True)
     log.rewind(2)
-    log.step(row(3))
+    log.step(row(3), True)
     log.close()
     assert steps(tmp_path) == [1, 2, 3]
 
 
 def test_a_new_run_begins_with_no_rows_and_keeps_earlier_events(tmp_path):
     log = opened(tmp_path)
-    log.step(row(1))
+    log.step(row(1), True)
     log.event(1, "spike", "far above", keys=["a"])
     log.close()
     log = opened(tmp_path)
@@ -52,20 +52,22 @@ def test_a_new_run_begins_with_no_rows_and_keeps_earlier_events(tmp_path):
 
 def test_numbers_that_are_none_are_null(tmp_path):
     log = opened(tmp_path)
-    log.step(row(1, loss=math.nan, grad_norm=math.inf))
+    log.step(row(1, loss=math.nan, grad_norm=math.inf), True)
     log.close()
     found = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
     assert (found["loss"], found["grad_norm"]) == (None, None)
 
 
-def test_lines_are_shown_every_so_often_and_at_the_ends(tmp_path, capsys):
+def test_lines_are_shown_when_asked_and_what_was_evaluated_is_said(tmp_path, capsys):
     log = opened(tmp_path)
     for step in range(1, 7):
-        log.step(row(step))
+        log.step(row(step, **({"val_loss": 1.25} if step == 4 else {})), step in (1, 4))
     log.close()
     shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
-    assert [line.split()[1] for line in shown] == ["1/6", "2/6", "4/6", "6/6"]
-    assert "loss 2.500  scale 14.0  3 images/s  data wait 10%  lr 1.00e-03  8 samples" in shown[0]
+    assert "step 1/6  loss 2.500  scale 14.0  3 images/s  data wait 10%  lr 1.00e-03  8 samples" in shown[0]
+    assert shown[1].startswith("step 4/6")
+    assert shown[2:] == ["step 4: val_loss 1.25"]
+    assert steps(tmp_path) == [1, 2, 3, 4, 5, 6]
 
 
 def test_bad_samples_are_counted_by_shard_and_told_when_there_are_more(tmp_path, capsys):
@@ -93,7 +95,7 @@ def test_wandb_offline_goes_on_under_its_id(tmp_path, monkeypatch):
     ids = []
     for step in (1, 2):
         log = opened(tmp_path, step - 1, report_to="wandb", name="run")
-        log.step(row(step))
+        log.step(row(step), True)
         log.close()
         ids.append(json.loads((tmp_path / "wandb-id.json").read_text())["id"])
     assert ids[0] == ids[1]

@@ -36,7 +36,7 @@ def test_augmentation_words_are_literals():
         (["--model", "tiny-emoji-eq9"], "is unknown .did you mean 'tiny-emoji-eq[47]"),
         (["--max-steps", "-1"], "max_steps must be at least 0, found -1"),
         (["--max-steps", "0"], "--max-steps or as --epochs, found neither"),
-        (["--epochs", "2"], "--max-steps or as --epochs, found both"),
+        (["--epochs", "2", "--max-steps", "9", "--warmup", "1"], "--max-steps or as --epochs, found both"),
         (["--lr", "nan"], "lr must be a finite number, found nan"),
         (["--lr", "-1"], "lr must be at least 0"),
         (["--warmup", "99999"], r"warmup \(99999\) and cooldown \(0\) must not exceed max_steps \(840\)"),
@@ -48,7 +48,10 @@ def test_augmentation_words_are_literals():
         (["--opt", "timm"], "--opt 'timm' is unknown"),
         (["--model", "coca_ViT-B-32"], "is a CoCa model"),
         (["--distill-model", "tiny-emoji-softmax"], "--distill-model and --distill-pretrained go together"),
-        (["--cooldown", "5"], "cooldown is for --lr-scheduler const-cooldown, found cosine"),
+        (["--cooldown", "5"], "const-cooldown and --cooldown STEPS go together, found cosine and 5"),
+        (["--siglip", "--local-loss"], "--siglip has neither"),
+        (["--lock-image-unlocked-groups", "2"], "does nothing without --lock-image"),
+        (["--val-data", "x", "--zeroshot-frequency", "0"], "leaves out the evaluation"),
         (["--report-to", "tensorboard,mlflow"], "--report-to 'mlflow' is unknown"),
         (["--force-image-size", "0"], "one or two sizes in pixels"),
         (["--force-image-size", "1", "2", "3"], "one or two sizes in pixels"),
@@ -111,3 +114,8 @@ def test_no_option_is_a_beginning_of_one_of_torchruns():
     ours = {word for action in command_line.parser()._actions for word in action.option_strings if word[:2] == "--"}
     clashing = {ours_: [word for word in own if word.startswith(ours_)] for ours_ in ours - {"--help"}}
     assert not {word: many for word, many in clashing.items() if many}
+
+
+def test_a_length_on_the_command_line_takes_the_place_of_the_recipes():
+    resolved = resolve("--config", RECIPE, "--epochs", 2)
+    assert (resolved.epochs, resolved.max_steps) == (2.0, 0)

@@ -20,7 +20,7 @@ from training.distributed import World
 from training.folder import locked
 from training.setup import Setup
 from training.signals import StopRequest
-from training.train import TrainingError, train
+from training.train import TrainingError, train, update
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -164,9 +164,27 @@ def test_too_many_such_steps_end_the_run_and_keep_the_last_checkpoint(recipe, tm
     words = ("--max-steps", 20, "--save-every-steps", 2, "--max-bad-steps", 3)
     with pytest.raises(TrainingError, match="step 9: 4 steps in a row had a loss or gradient that is no number"):
         run_here(recipe, tmp_path, monkeypatch, lambda s, loss: loss / 0 if s > 5 else loss, *words)
-    state = checkpoint.load(checkpoint.newest(tmp_path / "checkpoints", pytest.fail))
-    assert all(t.isfinite().all() for t in state["state_dict"].values() if t.is_floating_point())
     assert not (tmp_path / "checkpoint.pt").exists()
+    assert events(tmp_path)[-1]["event"] == "failed"
+
+
+def test_weights_that_are_no_numbers_are_never_saved(recipe, tmp_path, monkeypatch):
+    """The step that breaks the weights looks good itself; those after it push no good checkpoint out."""
+    step = iter(range(1, 99))
+
+    def break_at_5(setup):
+        update(setup)
+        if next(step) == 5:
+            with torch.no_grad():
+                next(setup.parts.model.parameters()).fill_(math.nan)
+
+    monkeypatch.setattr("training.train.update", break_at_5)
+    words = ("--max-steps", 20, "--save-every-steps", 1, "--max-bad-steps", 4, "--keep", 2)
+    with pytest.raises(TrainingError, match="The last checkpoint of finite weights is kept"):
+        run_here(recipe, tmp_path, monkeypatch, lambda s, loss: loss, *words)
+    found = checkpoint.found(tmp_path / "checkpoints")
+    assert [checkpoint.step_of(path) for path in found] == [4, 3]
+    assert all(t.isfinite().all() for t in checkpoint.load(found[0])["state_dict"].values() if t.is_floating_point())
 
 
 def test_a_spike_rolls_back_to_the_last_checkpoint_and_on_with_new_data(recipe, tmp_path, monkeypatch):
@@ -184,6 +202,58 @@ def test_rollbacks_that_do_not_help_end_the_run(recipe, tmp_path, monkeypatch):
     words = ("--max-steps", 45, "--save-every-steps", 40, "--spike-rollback", "--lr", "1e-5")
     with pytest.raises(TrainingError, match="another loss spike after 3 rollbacks to step 40; lower lr"):
         run_here(recipe, tmp_path, monkeypatch, lambda s, loss: loss + 50 * (s > 40), *words)
+
+
+def resumed(recipe, folder, monkeypatch, *words):
+    """The checkpoint after two more steps of a run that was stopped after four."""
+    stopped = ("--max-steps", 4, "--opt", "adamw")
+    assert run_here(recipe, folder, monkeypatch, lambda s, loss: loss, *stopped)
+    monkeypatch.undo()
+    more = ("--max-steps", 6, "--resume", "auto", "--opt", "adamw", *words)
+    assert run_here(recipe, folder, monkeypatch, lambda s, loss: loss, *more)
+    newest = checkpoint.newest(folder / "checkpoints", pytest.fail)
+    assert checkpoint.step_of(newest) == 6
+    return checkpoint.load(newest)
+
+
+def test_a_finished_run_goes_on_with_other_settings_of_its_optimizer(recipe, tmp_path, monkeypatch):
+    words = ("--wd", 0.05, "--beta2", 0.9, "--eps", "1e-5")
+    groups = resumed(recipe, tmp_path, monkeypatch, *words)["optimizer"]["param_groups"]
+    assert [(g["weight_decay"], g["betas"], g["eps"]) for g in groups] == [
+        (0, (0.9, 0.9), 1e-5),
+        (0.05, (0.9, 0.9), 1e-5),
+    ]
+    assert any("wd was 0.2 and is 0.05" in event["text"] for event in events(tmp_path))
+    assert (tmp_path / "earlier-checkpoint.pt").exists()
+    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"] == 6
+
+
+def test_an_average_that_begins_on_resuming_begins_at_the_weights(recipe, tmp_path, monkeypatch):
+    state = resumed(recipe, tmp_path, monkeypatch, "--ema", 0.9999)
+    earlier = torch.load(tmp_path / "earlier-checkpoint.pt", weights_only=True)["state_dict"]
+    for name, average in state["ema"].items():
+        assert torch.allclose(average, earlier[name], atol=1e-5), name
+
+
+def test_going_back_to_an_earlier_checkpoint_leaves_the_later_ones_aside(zygote, recipe, tmp_path):
+    words = ("--config", recipe, "--output", tmp_path, "--save-every-steps", 1, "--keep", 0)
+    assert zygote.run_until("step 5/", signal.SIGTERM, *words, "--max-steps", 30).codes == [75]
+    folder = tmp_path / "checkpoints"
+    ended = zygote.run(*words, "--max-steps", 4, "--resume", folder / "step-00000002.pt")
+    assert ended.codes == [0], ended.output
+    assert [checkpoint.step_of(path) for path in checkpoint.found(folder)] == [4, 3, 2, 1]
+    assert (folder / "step-00000005.pt.aside").exists()
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_a_signal_before_the_first_step_ends_at_once(zygote, recipe, tmp_path):
+    """While the process waits for a pipe that nobody writes to."""
+    os.mkfifo(tmp_path / "00000.tar")
+    words = ("--config", recipe, "--output", tmp_path / "run", "--allow-pipe")
+    source = f"pipe:echo reading >&2; cat {tmp_path}/00000.tar"
+    ended = zygote.run_until("reading", signal.SIGTERM, *words, "--train-data", source)
+    assert ended.codes == [75], ended.output
+    assert "ended at once by SIGTERM" in ended.output
 
 
 def test_one_folder_has_one_run_at_a_time(zygote, recipe, tmp_path):
