@@ -31,7 +31,8 @@ from training.settings import Settings
 Decode = Callable[[Sample], tuple[Tensor, str]]
 Tokenizer = Callable[[list[str]], Tensor]
 NAMED = 5  # bad samples that an error message names
-SURE = 1000  # samples of which the share of bad ones is judged at the least
+FIRST = 1000  # samples of which one must be usable when a reader begins
+IN_A_ROW = 100_000  # unusable samples in a row that a reader passes over
 
 
 @dataclass(frozen=True)
@@ -88,37 +89,56 @@ def seed_for_sample(seed: int, epoch: int, ref: Ref) -> None:
 
 
 class Tally:
-    """Counts read and bad samples; `check` ends the run where too many are bad.
+    """A reader's count of samples; `check` ends a stream that gives nothing, so that storage that is gone ends the run.
+
+    Whether too many are bad is judged over all processes: one reader has too few, and one damaged shard can be all of
+    them for a while. For that reason a beginning without a usable sample ends it only where it is of several shards,
+    or of a whole epoch.
 
     Args:
         share: samples of the reader's epoch.
+        read, bad: what was counted before a resume.
     """
 
-    def __init__(self, allowed: float, share: int, read: int = 0, bad: int = 0) -> None:
-        self.allowed = allowed
-        self.least = min(SURE, share)
+    def __init__(self, share: int, read: int = 0, bad: int = 0) -> None:
+        self.share = share
         self.read, self.bad = read, bad
+        self._start_row()
+
+    def _start_row(self) -> None:
+        """What follows is about the samples since the last usable one."""
+        self.in_a_row = 0
         self.reasons: Counter[str] = Counter()
+        self.shards: set[str] = set()
         self.first: list[Bad] = []
 
+    def add_good(self) -> None:
+        self.read += 1
+        if self.in_a_row:
+            self._start_row()
+
     def add_bad(self, bad: Bad) -> None:
+        self.read += 1
         self.bad += 1
+        self.in_a_row += 1
         self.reasons[bad.reason] += 1
+        self.shards.add(bad.shard)
         if len(self.first) < NAMED:
             self.first.append(bad)
 
     def check(self) -> None:
-        """Raise DataError, with counts by reason and the first names, where more than the allowed share is bad."""
-        if self.bad > self.allowed * max(self.read, self.least):
-            raise DataError(f"{self}; that is more than --max-bad-samples {self.allowed} allows")
+        """Raise DataError, with counts by reason and the first names, where nothing usable comes."""
+        none_yet = self.bad == self.read >= (min(FIRST, self.share) if len(self.shards) > 1 else self.share)
+        if none_yet or self.in_a_row > min(IN_A_ROW, self.share):
+            raise DataError(
+                f"a reader finds nothing to train on: its last {self}; see that the data can be reached and is the one "
+                "that was meant"
+            )
 
     def __str__(self) -> str:
-        """How many are bad, by reason, and the first names."""
+        """How many are bad since the last usable one, by reason, and the first names."""
         reasons = ", ".join(f"{number} x {reason}" for reason, number in self.reasons.most_common(10))
-        return (
-            f"{self.bad} of the first {self.read} samples of a reader cannot be used: {reasons}; "
-            f"first {', '.join(map(str, self.first))}"
-        )
+        return f"{self.in_a_row} samples cannot be used: {reasons}; first {', '.join(map(str, self.first))}"
 
 
 @dataclass
@@ -159,13 +179,12 @@ class Streamed:
         own = (self.turn + worker) % workers
         settings, place = self.maker.settings, self.places[own]
         share = self.deal.mixture.samples // self.deal.readers
-        tally = Tally(settings.max_bad_samples, share, place.read, place.bad)
+        tally = Tally(share, place.read, place.bad)
         items: list[tuple[Tensor, str, str]] = []
         progress = Progress(own, place, {}, [])
         at, taken = place.epoch, place.taken
         for epoch, ref, sample in follow(self.deal, self.shards, self.first_reader + own, at, taken):
             at, taken = epoch, taken + 1 if epoch == at else 1
-            tally.read += 1
             progress.used.setdefault(epoch, []).append(ref)
             item = self.maker.decoded(self.shards[ref[0] % len(self.shards)], epoch, ref, sample)
             if isinstance(item, Bad):
@@ -173,6 +192,7 @@ class Streamed:
                 tally.add_bad(item)
                 tally.check()
                 continue
+            tally.add_good()
             items.append(item)
             if len(items) == settings.batch_size:
                 progress.place = Place(at, taken, tally.read, tally.bad)
@@ -198,8 +218,7 @@ class Planned:
     tally: Tally = field(init=False)
 
     def __post_init__(self) -> None:
-        settings = self.maker.settings
-        self.tally = Tally(settings.max_bad_samples, self.deal.mixture.samples // self.world)
+        self.tally = Tally(self.deal.mixture.samples // self.world)
 
     def batches(self, worker: int, workers: int) -> Iterator[Batch]:
         accum, turn, left_out = self.maker.settings.accum_freq, 0, 0
@@ -255,9 +274,10 @@ class Planned:
 
     def _decoded(self, epoch: int, ref: Ref) -> Any:
         """A picture with caption and key, or what is wrong with it, which is counted."""
-        self.tally.read += 1
         item = self.maker.decoded(self.shards[ref[0] % len(self.shards)], epoch, ref, self.held.sample(ref))
         if isinstance(item, Bad):
             self.tally.add_bad(item)
             self.tally.check()
+        else:
+            self.tally.add_good()
         return item

@@ -10,8 +10,10 @@ this package, in reading order: source.py (which shards), stream.py (a shard's b
 (the plan), read.py (following it), batches.py (a worker), position.py (resuming), decode.py (pictures).
 """
 
-import signal
+import os
 from collections.abc import Iterator, Sequence
+from multiprocessing import parent_process
+from threading import Thread
 from typing import Any
 
 import torch
@@ -89,6 +91,7 @@ class Loader:
             batch_size=None,
             collate_fn=_as_it_is,
             num_workers=settings.workers,
+            worker_init_fn=_set_apart,
             prefetch_factor=PREFETCH if settings.workers else None,
             pin_memory=pin_memory,
             generator=torch.Generator(),  # or the workers' seed would be drawn from the process's own generator
@@ -100,12 +103,15 @@ class Loader:
         settings, position = self._settings, self._position
         held = Held(position.shards, settings.unique_key)
         everything = sum(position.mixture.sizes)
-        tally = Tally(settings.max_bad_samples, everything, read=everything)
+        tally = Tally(everything)
         for bad in held.bad:
             tally.add_bad(bad)
             if count_bad:
                 position.count_bad(bad)
-        tally.check()
+        if tally.bad > settings.max_bad_samples * everything:
+            raise DataError(
+                f"{tally}; that is more of {everything} than --max-bad-samples {settings.max_bad_samples} allows"
+            )
         values = {value for values in held.values for value in values if value is not None}
         size = world * settings.batch_size * settings.accum_freq
         if len(values) < size:
@@ -120,7 +126,7 @@ class Loader:
         return self
 
     def __next__(self) -> Batch:
-        """The next batch; raises DataError where too many samples are bad or a manifest is wrong."""
+        """The next batch; raises DataError where no usable ones come any more or a manifest is wrong."""
         with kept_generators():  # without workers, augmentation draws in this process
             if self._batches is None:
                 self._batches = iter(self._loader)
@@ -189,15 +195,26 @@ class _ErrorsAsItems(IterableDataset[Batch | DataError]):
     def __iter__(self) -> Iterator[Batch | DataError]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        if info:
-            # A scheduler sends these to every process of a job. The training process decides what they mean, and
-            # needs its workers until the step is done; they end with it in any case. torch sets SIGTERM's own handler.
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-                signal.signal(number, signal.SIG_IGN)
         try:
             yield from self.stream.batches(worker, workers)
         except DataError as error:
             yield error
+
+
+def _set_apart(worker: int) -> None:
+    """Give this worker a process group of its own, and end it when the training process is no more.
+
+    A terminal's Ctrl-C, torchrun and most schedulers signal the training process's group. That process decides what
+    it means, and needs its workers until the step is done. torch itself looks for the training process between two
+    batches only, which a worker never reaches that waits for a stalled read.
+    """
+    os.setpgid(0, 0)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent_process().join()  # type: ignore[union-attr]
+    os._exit(1)
 
 
 def _as_it_is(item: Any) -> Any:

@@ -8,6 +8,8 @@ decoders, which unpickle members, are not used.
 """
 
 import io
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Generator
@@ -21,6 +23,7 @@ from data_prep.errors import DataError
 
 Sample = dict[str, Any]
 Kind = Literal["file", "remote", "pipe"]
+_GUARD = ["/bin/sh", "-c", "read -r line; kill -KILL 0"]  # waits for the end of its input, then ends its group
 WAITS = (1.0, 4.0, 15.0)  # seconds before each new try; a shard is given up after as many in a row bring nothing
 BUFFER = 1 << 20
 _FINAL = (FileNotFoundError, PermissionError, DataError)  # trying again would not help
@@ -111,11 +114,24 @@ class _Remote(io.RawIOBase):
 
 
 class _Pipe(io.RawIOBase):
-    """The output of a shell command; a command that fails is an error at the end of what it gave."""
+    """The output of a shell command; a command that fails is an error at the end of what it gave.
+
+    The command, with all that its shell starts, is in a process group of its own that `close` ends. Where this process
+    dies instead, a command gets SIGPIPE with its next output, but one that stalls has none: so the group is led by a
+    guard whose input ends with this process, and which then ends the group.
+    """
 
     def __init__(self, command: str) -> None:
+        self._guard = subprocess.Popen(
+            _GUARD, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0
+        )
         self._process = subprocess.Popen(
-            command, shell=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, bufsize=0
+            command,
+            shell=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            process_group=self._guard.pid,
         )
 
     def readable(self) -> bool:
@@ -131,6 +147,9 @@ class _Pipe(io.RawIOBase):
     def close(self) -> None:
         if not self.closed:
             self._process.stdout.close()  # type: ignore[union-attr]
-            self._process.terminate()  # where reading stopped before the end
+            # Not by ending the guard's input, which a process that was forked since may hold open. The group's number
+            # is not given to another while its leader is not waited for.
+            os.killpg(self._guard.pid, signal.SIGKILL)
             self._process.wait()
+            self._guard.communicate()
         super().close()

@@ -1,6 +1,8 @@
 """Sets of tiny samples, and a decoder whose pictures show which random numbers it drew and how often it was asked."""
 
+import os
 import random
+import select
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -30,6 +32,30 @@ class FakeDecode:
 
 def tokenize(captions: list[str]) -> torch.Tensor:
     return torch.tensor([[len(caption), *caption.encode()[:3].ljust(3)] for caption in captions])
+
+
+class Holders:
+    """Tells which processes live: those that have opened `path` to write hold it, as do all that they start."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        os.mkfifo(path)
+        self._end = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+
+    def read(self) -> bytes:
+        """What they wrote next; nothing once there were some and the last of them has ended."""
+        assert select.select([self._end], [], [], 60)[0], "nothing was written and nothing has ended"
+        return os.read(self._end, 1 << 16)
+
+    def close(self) -> None:
+        os.close(self._end)
+
+
+@pytest.fixture
+def holders(tmp_path: Path) -> Iterator[Holders]:
+    each = Holders(tmp_path / "holders")
+    yield each
+    each.close()
 
 
 @pytest.fixture

@@ -1,9 +1,12 @@
 """The loader whole: sets on disk, worker processes, states through torch.save."""
 
+import gc
 import io
+import multiprocessing
 import os
 import random
 import signal
+import sys
 from collections import Counter
 from itertools import islice
 
@@ -11,7 +14,9 @@ import pytest
 import torch
 
 from data_prep.errors import DataError
-from training.data.batches import Tally
+from training.data.batches import FIRST, IN_A_ROW, Tally
+from training.data.read import Bad
+from training.data.source import Shard, Source
 from training.settings import SettingsError
 
 
@@ -221,21 +226,77 @@ def test_bad_samples_are_passed_over_and_counted_by_shard_and_reason(tmp_path, m
 def test_a_set_of_which_nothing_can_be_used_ends_the_run_with_reasons(tmp_path, make_set, make_loader, kind, workers):
     data = make_set(tmp_path, [30], bad=[f"s0-{i}" for i in range(30)])
     loader = make_loader(data, workers=workers, max_bad_samples=0.9, **kind)
-    with pytest.raises(DataError, match=r"cannot be used: \d+ x no caption \(txt\); first 00000.tar:s0"):
+    with pytest.raises(DataError, match=r"samples cannot be used: \d+ x no caption \(txt\); first 00000.tar:s0"):
         next(loader)
 
 
-def test_the_share_is_of_what_was_read_and_of_a_thousand_at_the_least():
-    tally = Tally(0.01, share=5000, read=900, bad=10)
-    tally.check()
-    tally.bad = 11
-    with pytest.raises(DataError):
+@pytest.mark.parametrize("lost", range(4))
+def test_a_shard_that_is_lost_ends_no_reader_wherever_it_comes(tmp_path, make_set, make_loader, lost):
+    """Nor do a few bad samples: their share is judged over all processes, by the training loop."""
+    loader = make_loader(make_set(tmp_path, [30] * 4), max_bad_samples=0.0, shuffle_buffer=1)
+    (tmp_path / f"{lost:05d}.tar").unlink()
+    assert len({key for batch in islice(loader, 22) for key in batch.keys}) == 88
+    assert loader.bad_samples <= 30
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_storage_that_is_gone_ends_the_run_with_reasons(tmp_path, make_set, make_loader, workers):
+    data = make_set(tmp_path, [30] * 3)
+    loader = make_loader(data, workers=workers)
+    next(loader)
+    for shard in data.glob("*.tar"):
+        shard.unlink()
+    message = r"its last 91 samples cannot be used: \d+ x the shard cannot be read: FileNotFoundError.*; first 0000"
+    with pytest.raises(DataError, match=message):
+        list(islice(loader, 90))  # what was read before is still used
+
+
+def counted(tally, shard, number):
+    for each in range(number):
+        tally.add_bad(Bad(shard, str(each), "lost"))
         tally.check()
-    tally.read = 1100
-    tally.check()
-    small = Tally(0.1, share=20, read=1, bad=3)
-    with pytest.raises(DataError, match="3 of the first 1"):
-        small.check()
+
+
+def test_a_reader_without_one_usable_sample_ends_after_a_thousand_of_several_shards():
+    tally = Tally(share=50_000)
+    counted(tally, "a", 10_000)  # one shard, which may be the only one that is lost
+    with pytest.raises(
+        DataError, match=r"its last 10001 samples cannot be used: 10001 x lost; first a:0 \(lost\), a:1"
+    ):
+        counted(tally, "b", 1)
+    tally = Tally(share=50_000)
+    counted(tally, "a", 1)
+    with pytest.raises(DataError, match=f"its last {FIRST} samples"):
+        counted(tally, "b", FIRST)
+    small = Tally(share=20)
+    with pytest.raises(DataError, match="its last 20 samples"):
+        counted(small, "a", 20)
+
+
+@pytest.mark.parametrize(("share", "most"), [(20, 20), (3000, 3000), (10**6, IN_A_ROW)])
+def test_a_reader_ends_after_a_whole_epoch_of_unusable_samples_at_the_most(share, most):
+    for tally in (Tally(share), Tally(share, read=7, bad=6)):
+        tally.add_good()
+        counted(tally, "a", most)
+        tally.add_good()
+        counted(tally, "a", 1)
+        counted(tally, "b", most - 1)
+        with pytest.raises(
+            DataError, match=f"its last {most + 1} samples cannot be used: {most + 1} x lost; first a:0"
+        ):
+            counted(tally, "b", 1)
+
+
+@pytest.mark.parametrize(("allowed", "ends"), [(0.04, True), (0.06, False)])
+def test_a_held_set_is_judged_as_a_whole(tmp_path, make_set, make_loader, allowed, ends):
+    data = make_set(tmp_path, [57, 3])
+    (data / "00001.tar").write_bytes(b"\xff" * (data / "00001.tar").stat().st_size)
+    options = {"unique_key": "concept", "max_bad_samples": allowed}
+    if ends:
+        with pytest.raises(DataError, match=r"3 samples cannot be used: 3 x .* more of 60 than --max-bad-samples 0.04"):
+            make_loader(data, **options)
+    else:
+        assert make_loader(data, **options).bad_samples == 3
 
 
 def test_a_missing_unique_key_is_named(tmp_path, make_set, make_loader):
@@ -284,17 +345,50 @@ def test_more_workers_and_processes_than_shards_share_them(tmp_path, make_set, m
 def test_a_killed_worker_is_an_error(tmp_path, make_set, make_loader):
     loader = make_loader(make_set(tmp_path, [40]), workers=1)
     next(loader)
-    os.kill(loader._batches._workers[0].pid, signal.SIGKILL)
-    with pytest.raises(RuntimeError, match="worker"):
+
+    def go_on_without_it():  # torch raises wherever the signal finds it
+        os.kill(loader._batches._workers[0].pid, signal.SIGKILL)
         list(islice(loader, 20))
 
+    with pytest.raises(RuntimeError, match="worker"):
+        go_on_without_it()
+    loader.close()
+    gc.collect()  # the error's frames hold the iterator, and torch tells of its dead worker whenever any child ends
 
-def test_signals_to_the_whole_job_leave_the_workers_at_work(tmp_path, make_set, make_loader):
-    loader = make_loader(make_set(tmp_path, [40]), workers=1)
+
+def test_signals_to_the_whole_job_miss_the_workers(tmp_path, make_set, make_loader):
+    loader = make_loader(make_set(tmp_path, [40]), workers=2)
     next(loader)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        os.kill(loader._batches._workers[0].pid, number)
-    assert len(list(islice(loader, 20))) == 20
+    workers = [worker.pid for worker in loader._batches._workers]
+    assert [os.getpgid(worker) for worker in workers] == workers
+    for worker in loader._batches._workers:
+        worker.terminate()
+        worker.join()
+
+
+def train_until_a_signal(make_loader, shards):
+    """As a process of its own: it waits for a batch that does not come."""
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    next(make_loader("unused", workers=2, sources=[Source("unused", 1.0, shards)]))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_whose_commands_stall_end_with_the_process_and_so_do_the_commands(
+    monkeypatch, make_loader, holders, number
+):
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)  # how long torch waits to terminate
+    command = f"exec 3>{holders.path}; echo running >&3; sleep 1000; true"
+    shards = tuple(Shard(name, "pipe", command, 20) for name in "ab")
+    process = multiprocessing.get_context("fork").Process(target=train_until_a_signal, args=(make_loader, shards))
+    process.start()
+    running = b""
+    while running.count(b"running") < 2:
+        running += holders.read()
+    os.killpg(process.pid, number)
+    process.join(60)
+    assert process.exitcode == (0 if number == signal.SIGTERM else -number)
+    assert holders.read() == b""
 
 
 def test_close_ends_the_workers(tmp_path, make_set, make_loader):

@@ -100,12 +100,16 @@ def test_a_command_that_fails_is_an_error_after_what_it_gave():
             file.read()
 
 
-def test_a_command_that_is_not_read_to_its_end_ends():
-    file = open_stream("pipe", "yes")
-    process = file.raw._process
-    assert file.read(4) == b"y\ny\n"
+@pytest.mark.parametrize(
+    "command", ["yes", "yes | cat; true", "printf 'y\\ny\\n'; sleep 1000; true", "yes & sleep 1000 &"]
+)
+def test_a_command_that_is_not_read_to_its_end_ends_with_all_that_it_started(holders, command):
+    file = open_stream("pipe", f"exec 3>{holders.path}; {command}")
+    assert file.raw.read(4) == b"y\ny\n"
     file.close()
-    assert process.returncode is not None
+    assert holders.read() == b""
+    assert file.raw._process.returncode is not None
+    assert file.raw._guard.returncode is not None
 
 
 def test_samples_are_grouped_in_one_shard_and_members_are_bytes(tmp_path):
