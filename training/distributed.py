@@ -83,7 +83,12 @@ def join() -> Iterator[World]:
     if size == 1:
         yield World(0, 1, device)
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    store, rank, size = next(dist.rendezvous("env://"))
+    # torchrun keeps one store over its restarts (2.14): a process that came back would now and then find the addresses
+    # of those that died, and wait for them.
+    attempt = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=attempt, rank=rank, world_size=size)
     patient = dist.new_group(backend="gloo", timeout=timedelta(days=1))
-    yield World(dist.get_rank(), size, device, patient)  # type: ignore[arg-type]
+    yield World(rank, size, device, patient)  # type: ignore[arg-type]
     dist.destroy_process_group()  # not after an error: the others may be waiting in a collective, and this would too
