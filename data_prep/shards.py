@@ -24,6 +24,9 @@ from data_prep.manifest import ShardEntry, sha256_file
 
 KEY = "__key__"
 _BLOCK = 512
+# Of all that Pillow reads, what pictures come in: its EPS reader would run Ghostscript on a sample.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO")
+MOST_PIXELS = 1 << 26  # 67 million: a file of kilobytes can hold many more, at 4 bytes each
 _KEY = re.compile(r"[^\W_][^./\\\x00-\x1f\x7f\ud800-\udfff]*")
 _SUFFIX = re.compile(r"[a-z0-9][a-z0-9_]*")
 
@@ -155,7 +158,9 @@ def decode_image(data: bytes) -> Image.Image:
         DataError: the bytes are cut short, or no picture that Pillow can read and show as RGB.
     """
     try:
-        image: Image.Image = Image.open(io.BytesIO(data))
+        image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
+        if image.width * image.height > MOST_PIXELS:
+            raise DataError(f"{image.width} x {image.height} pixels are more than {MOST_PIXELS:,}")
         image.load()
         return _to_rgb(_upright(image))
     except UnidentifiedImageError as error:

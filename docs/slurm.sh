@@ -28,7 +28,7 @@ trap 'time_is_up=yes; kill -USR1 "$step"' USR1
 
 # One torchrun a node. It passes SIGUSR1 on to its processes only when told to, and kills them after 30 seconds unless
 # told to wait for a checkpoint. The first node writes it, so a node that is done before must not end the others.
-srun --kill-on-bad-exit=0 .venv/bin/torchrun \
+srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 .venv/bin/torchrun \
     --nnodes="$SLURM_NNODES" --nproc-per-node="$GPUS" --max-restarts=3 \
     --rdzv-backend=c10d --rdzv-endpoint="$head:29500" --rdzv-id="$SLURM_JOB_ID" \
     --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 --shutdown-timeout=120 \

@@ -58,9 +58,7 @@ def test_a_users_configs_are_checked_one_by_one(tmp_path):
 
 
 def test_configs_are_what_the_generator_writes():
-    done = subprocess.run(
-        [sys.executable, ROOT / "configs" / "generate.py", "--check"], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, ROOT / "configs" / "generate.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -34,6 +34,7 @@ def dry_run(settings: Settings, world: World) -> dict[str, Any]:
         if world.device.type == "cuda":
             torch.cuda.synchronize(world.device)
         seconds.append(time.monotonic() - began)
+    setup.parts.loader.close()
     steady = sorted(seconds)[len(seconds) // 2]  # the median: the first steps warm up
     parameters = sum(p.numel() for p in setup.parts.model.parameters())
     macs = pair_macs(settings.model, settings.force_image_size)

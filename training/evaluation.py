@@ -29,7 +29,7 @@ from evaluate.zero_shot import BadImage, Tokenizer, full_float32
 from training.distributed import World
 from training.settings import Settings
 
-LARGEST_BATCH = 256  # training and its optimizer hold most of the device's memory
+BATCH = 64  # training and its optimizer hold most of the device's memory
 NAMED = 5  # unreadable pictures that are named in the log
 LOG = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Evaluation:
     """What a run is measured on, and when.
 
     Args:
-        settings: `zeroshot_frequency`, `imagenet_val`, `val_data`, `siglip`, `batch_size`, `workers`.
+        settings: `zeroshot_frequency`, `imagenet_val`, `val_data`, `siglip`, `workers`.
         model: the model itself, not its DDP wrapper, sharded by FSDP or not. Its eval transform is used.
         tokenizer: list of texts → (B, L) int64.
         world: this process; rank 0 alone reads the folders, and all get the lists.
@@ -56,7 +56,7 @@ class Evaluation:
         self.measures: dict[str, Measure] = {}
         if not self.frequency:
             return
-        batch_size, threads = min(settings.batch_size, LARGEST_BATCH), max(settings.workers, 1)
+        batch_size, threads = BATCH, max(settings.workers, 1)
         preprocess = image_transform_v2(PreprocessCfg(**model.visual.preprocess_cfg), is_train=False)  # type: ignore
         if settings.imagenet_val:
             images = world.from_first(lambda: read_imagenet(Path(settings.imagenet_val)))
@@ -84,7 +84,7 @@ class Evaluation:
         return last or step // interval > (step - 1) // interval
 
     def run(self, model: nn.Module) -> dict[str, float]:
-        """Measure `model`: the one given at the start, or another of its kind such as its moving average.
+        """Measure `model`, the one given at the start or another of its kind.
 
         Returns:
             `imagenet_top1`, `imagenet_top5`, `imagenet_images`, `imagenet_bad_images`, `val_image_to_text_r1` (r5,

@@ -6,7 +6,7 @@ gradients with respect to features, logit scale and bias; then each batch again,
 The gradients are the full batch's for every parameter. OpenCLIP's own form computes the loss once a batch instead,
 which is accum_freq times the work and makes the gradients of logit scale and bias accum_freq times too large.
 Cost: one more forward pass than the same batches one by one; memory of one batch's activations, all features,
-and all pictures as they were decoded (bytes).
+all pictures as they were decoded (bytes), and the logits of the whole batch, which grow with its square.
 
 The towers compute under autocast, the losses in float32 (float64 stays): near the logit scale's bound of 100 a
 bfloat16 logit would be rounded to steps of 0.5.

@@ -142,7 +142,7 @@ def _units(model: nn.Module) -> list[nn.Module]:
 class Ema:
     """Exponential moving average of the trained parameters, in float32 (float64 stays), beginning at their values.
 
-    Buffers are not averaged: the attention's mark is text, and no tower here has running statistics. torch's
+    Buffers are not averaged: the attention's mark is text; a ResNet's running statistics stay the model's. torch's
     AveragedModel would copy the module, which FSDP2 does not allow; its averaging function is the one used.
     Cost: memory of the trained parameters (this process's share under FSDP2), one pass over them a step.
 

@@ -6,6 +6,7 @@ from typing import Any
 import open_clip
 from torch import Tensor, nn
 
+from data_prep.errors import DataError
 from training import rng
 from training.data.decode import Decode, Normalise
 from training.data.loader import Loader
@@ -100,8 +101,15 @@ def sources_of(settings: Settings, data_state: dict[str, Any] | None) -> list[So
 def build_setup(settings: Settings, world: World, data_state: dict[str, Any] | None) -> Setup:
     """Build the run; `data_state` is a checkpoint's position in the data.
 
-    Raises SettingsError or DataError where something cannot be built.
+    Raises SettingsError where something cannot be built; before the start it is an option that is wrong, the data too.
     """
+    try:
+        return _built(settings, world, data_state)
+    except DataError as error:
+        raise SettingsError(str(error)) from error
+
+
+def _built(settings: Settings, world: World, data_state: dict[str, Any] | None) -> Setup:
     rng.seed_all(settings.seed)
     model = build(settings, world.device)
     preprocess_cfg: dict[str, Any] = model.visual.preprocess_cfg  # type: ignore[union-attr, assignment]

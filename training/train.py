@@ -25,7 +25,7 @@ from training.distributed import World
 from training.log import RunLog
 from training.measure import Meter, countable_macs, distances, gradient_norm, is_finite, number, snapshot
 from training.schedule import learning_rate
-from training.settings import Settings, SettingsError
+from training.settings import Settings
 from training.setup import Setup, build_setup
 from training.signals import StopRequest
 from training.state import Progress, capture, differences, restore_generators, restore_training, whole_weights
@@ -58,10 +58,7 @@ def train(settings: Settings, world: World, command: str, stop: StopRequest) -> 
     path, notes = world.from_first(lambda: folder.checkpoint_to_resume(run, settings))
     saved = checkpoint.load(path) if path else None
     notes += differences(saved, settings, world) if saved else []
-    try:
-        setup = build_setup(settings, world, saved["data"] if saved else None)
-    except DataError as error:
-        raise SettingsError(str(error)) from error  # before the start it is an option that is wrong
+    setup = build_setup(settings, world, saved["data"] if saved else None)
     progress = Progress()
     if saved:
         restore_training(saved, setup.parts, progress, settings, world)

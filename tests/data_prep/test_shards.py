@@ -238,3 +238,18 @@ def test_decode_ignores_damaged_exif() -> None:
 def test_decode_refuses(data: bytes) -> None:
     with pytest.raises(DataError, match="not a readable picture"):
         decode_image(data)
+
+
+def test_a_picture_that_is_a_program_is_not_run():
+    """Pillow's reader of PostScript would start Ghostscript."""
+    with pytest.raises(DataError, match="no format that Pillow knows"):
+        decode_image(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n")
+
+
+def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded():
+    image = Image.new("1", (12_000, 12_000))
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    assert len(buffer.getvalue()) < 100_000
+    with pytest.raises(DataError, match="12000 x 12000 pixels are more than"):
+        decode_image(buffer.getvalue())

@@ -20,5 +20,3 @@ def test_set_names_are_those_of_the_result() -> None:
 def test_unknown_dataset_names_the_nearest() -> None:
     with pytest.raises(RefusedError, match=r"'emojis' is not known .did you mean 'emoji'"):
         get_dataset("emojis")
-
-

@@ -60,7 +60,7 @@ def step(world, folder, kind, batches, settings):
     loss = build_loss(settings, world)
     value = forward_backward(replica, loss, share(world, batches), nullcontext, teacher=teacher)
     gradients = {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
-    return model, gradients, world.sums(value)[0] / world.size
+    return model, gradients, float(world.rows(value).mean())
 
 
 def trained(world, folder):

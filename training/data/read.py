@@ -51,8 +51,9 @@ def read_shard(shard: Shard, indices: np.ndarray) -> Iterator[tuple[int, Sample 
             for number, sample in enumerate(samples):
                 if number >= shard.samples:
                     raise DataError(
-                        f"{shard.address} holds more than the {shard.samples} samples that it should: its manifest, or "
-                        "the file beside it with its count, belongs to other data; make that again"
+                        f"{shard.address} holds more than the {shard.samples} samples that it should. Put back the "
+                        "shard that was counted, and --resume auto goes on; or count it again (the manifest, or the "
+                        "file with its count) for a new run"
                     )
                 if number == want:
                     yield number, sample
@@ -62,8 +63,7 @@ def read_shard(shard: Shard, indices: np.ndarray) -> Iterator[tuple[int, Sample 
     except DataError:
         raise
     except Exception as error:  # see read_samples; the samples that were read before it are good
-        said = error.args[0] if isinstance(error, ValueError) and error.args else error  # webdataset adds to its own
-        reason = f"the shard cannot be read: {type(error).__name__}: {said}"
+        reason = f"the shard cannot be read: {type(error).__name__}"  # its text may hold a name of any bytes
     while want is not None:
         yield want, Bad(shard.name, f"sample {want}", reason)
         want = next(wanted, None)

@@ -2,22 +2,24 @@
 
     with closing(read_samples("file", "00000.tar")) as samples: ...     # {"__key__": "a", "jpg": b"…", "txt": b"…"}
 
-What kind a shard is was decided by the words of --train-data (source.py), never by the look of its name. Tar iteration
-and grouping by key are webdataset's, one shard at a time, so that no sample is put together from two shards; its
-decoders, which unpickle members, are not used.
+What kind a shard is was decided by the words of --train-data (source.py), never by the look of its name. Grouping by
+key is webdataset's, one shard at a time, so that no sample is put together from two shards; its decoders, which
+unpickle members, are not used.
 """
 
 import io
 import os
 import signal
+import re
 import subprocess
+import tarfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO, Literal
 
 import fsspec  # type: ignore[import-untyped]
-from webdataset.tariterators import group_by_keys, tar_file_iterator
+from webdataset.tariterators import group_by_keys
 
 from data_prep.errors import DataError
 
@@ -26,6 +28,8 @@ Kind = Literal["file", "remote", "pipe"]
 _GUARD = ["/bin/sh", "-c", "read -r line; kill -KILL 0"]  # waits for the end of its input, then ends its group
 WAITS = (1.0, 4.0, 15.0)  # seconds before each new try; a shard is given up after as many in a row bring nothing
 BUFFER = 1 << 20
+_META = re.compile(r"__[^/]*__($|/)")  # what webdataset takes for data about the shard
+LARGEST_MEMBER = 256 << 20  # bytes; no picture or caption comes near it
 _FINAL = (FileNotFoundError, PermissionError, DataError)  # trying again would not help
 
 
@@ -50,8 +54,26 @@ def read_samples(kind: Kind, address: str) -> Generator[Sample, None, None]:
         OSError, ValueError, EOFError, tarfile.TarError, zlib.error and others: the shard cannot be opened or read on.
     """
     with open_stream(kind, address) as stream:
-        files = ({**file, "__url__": ""} for file in tar_file_iterator(stream))  # 0.2 asks each file for its shard
-        yield from group_by_keys(files)
+        yield from group_by_keys(_members(stream))
+
+
+def _members(stream: BinaryIO) -> Iterator[dict[str, Any]]:
+    """The plain files of an uncompressed tar, as webdataset's grouping takes them.
+
+    Not webdataset's own iteration: it would give a sparse member the size that it claims, and unpack what is
+    compressed, so that a file of kilobytes filled the memory.
+    """
+    with tarfile.open(fileobj=stream, mode="r|") as tar:
+        for info in tar:
+            tar.members = []  # type: ignore[attr-defined]  # it would remember every member
+            if not info.isfile() or _META.match(info.name):
+                continue
+            if info.issparse() or info.size > LARGEST_MEMBER:
+                raise tarfile.ReadError(f"a member of {info.size} bytes, sparse or more than {LARGEST_MEMBER}")
+            file = tar.extractfile(info)
+            yield {"fname": info.name, "data": file.read() if file else b"", "__url__": ""}
+    while stream.read(BUFFER):  # to the end, where a command's failure shows
+        pass
 
 
 class _Remote(io.RawIOBase):

@@ -155,3 +155,23 @@ def test_every_release_line_of_webdataset(tmp_path, version):
     root = Path(__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", program, *tests], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_member_that_claims_more_than_it_holds_is_refused_before_it_is_read(tmp_path):
+    """A sparse member of a terabyte takes no room in the file."""
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo("a.jpg")
+        info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(1 << 40)}
+        content = b"0\n".ljust(512, b"\0")
+        info.size = len(content)
+        tar.addfile(info, io.BytesIO(content))
+    with pytest.raises(tarfile.ReadError, match="sparse or more than"):
+        list(read_samples("file", str(path)))
+
+
+def test_what_is_compressed_is_not_unpacked(tmp_path):
+    with tarfile.open(tmp_path / "x.tar", "w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("a.jpg"))
+    with pytest.raises(tarfile.ReadError):
+        list(read_samples("file", str(tmp_path / "x.tar")))
