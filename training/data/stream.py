@@ -9,8 +9,8 @@ unpickle members, are not used.
 
 import io
 import os
-import signal
 import re
+import signal
 import subprocess
 import tarfile
 import time
