@@ -23,6 +23,7 @@ from data_prep.errors import DataError
 from data_prep.manifest import ShardEntry, sha256_file
 
 KEY = "__key__"
+PICTURES = ("jpg", "jpeg", "png", "webp")  # the suffixes of a sample's picture, the first that is there
 _BLOCK = 512
 # Of all that Pillow reads, what pictures come in: its EPS reader would run Ghostscript on a sample.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO")
@@ -155,7 +156,8 @@ def decode_image(data: bytes) -> Image.Image:
     Palette, grey, 1-bit, 16-bit, CMYK and alpha pictures are handled; of an animation it is the first frame.
 
     Raises:
-        DataError: the bytes are cut short, or no picture that Pillow can read and show as RGB.
+        DataError: the bytes are cut short, no picture of FORMATS that Pillow can show as RGB, or one of more than
+            MOST_PIXELS.
     """
     try:
         image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)

@@ -50,8 +50,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=ZERO_SHOT_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    zero_shot.add_argument("--model", required=True, help="a registered model's name")
-    zero_shot.add_argument("--pretrained", required=True, type=Path, metavar="FILE", help="its checkpoint file")
+    checkpoint_arguments(zero_shot)
     zero_shot.add_argument("--dataset", required=True, help="what to measure: emoji")
     zero_shot.add_argument("--root", required=True, type=Path, metavar="DIR", help="the data set's folder")
     zero_shot.add_argument("--output", required=True, type=Path, metavar="FILE.json", help="where the result goes")
@@ -65,8 +64,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=RETRIEVAL_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    retrieval.add_argument("--model", required=True, help="a registered model's name")
-    retrieval.add_argument("--pretrained", required=True, type=Path, metavar="FILE", help="its checkpoint file")
+    checkpoint_arguments(retrieval)
     retrieval.add_argument(
         "--data", required=True, type=Path, metavar="MANIFEST", help="manifest.jsonl of the pairs, or its folder"
     )
@@ -110,6 +108,12 @@ def parser() -> argparse.ArgumentParser:
     scaling.add_argument("--plot", type=Path, metavar="FILE.svg|png", help="where the plot goes")
     model_configs_argument(scaling)
     return top
+
+
+def checkpoint_arguments(command: argparse.ArgumentParser) -> None:
+    """What those that measure one checkpoint take: which."""
+    command.add_argument("--model", required=True, help="a registered model's name")
+    command.add_argument("--pretrained", required=True, type=Path, metavar="FILE", help="its checkpoint file")
 
 
 def common_arguments(command: argparse.ArgumentParser) -> None:

@@ -16,9 +16,7 @@ from PIL import Image
 
 from data_prep.errors import DataError
 from data_prep.manifest import MANIFEST, ShardEntry, read_manifest, sha256_file
-from data_prep.shards import KEY, decode_image, read_samples
-
-PICTURES = ("jpg", "jpeg", "png", "webp")
+from data_prep.shards import KEY, PICTURES, decode_image, read_samples
 
 
 @dataclass(frozen=True)

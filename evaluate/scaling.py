@@ -132,7 +132,9 @@ def notes_on(curve: Curve) -> list[str]:
     fit, head, said = curve.fit, f"{curve.kind}, {curve.form}:", []
     if curve.distinct == 2:
         said.append(f"{head} any two sizes lie on a power law; that one holds is not shown.")
-    if not fit.has_interval:
+    if fit.law.a <= 0:
+        said.append(f"{head} the loss does not fall with N: there is no law to read off.")
+    elif not fit.has_interval:
         said.append(f"{head} as many runs as parameters, and the noise of the loss is not known: no interval.")
     elif fit.scatter is None:
         said.append(f"{head} as many runs as parameters: the interval knows the noise of the steps, not that of seeds.")

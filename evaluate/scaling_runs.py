@@ -39,6 +39,8 @@ class Point:
     compute: float | None  # only where it was asked for
     global_batch: int
     objective: str
+    image_size: tuple[int, ...]
+    train_data: str
     val_data: str
     training_loss: float
     training_error: float  # its standard error
@@ -69,6 +71,8 @@ def read_point(folder: Path, over: str) -> Point:
         compute=6.0 * macs_of_pair(folder, settings) * samples if over == "compute" else None,
         global_batch=settings["batch_size"] * settings.get("accum_freq", 1) * train["world_size"],
         objective=objective(settings),
+        image_size=image_size(config, settings),
+        train_data=settings.get("train_data", ""),
         val_data=settings.get("val_data", ""),
         training_loss=statistics.fmean(tail),
         training_error=standard_error(tail),
@@ -97,6 +101,13 @@ def objective(settings: dict[str, Any]) -> str:
     if teacher := settings.get("distill_model"):
         return f"distillation from {teacher}"
     return "SigLIP" if settings.get("siglip") else "CLIP"
+
+
+def image_size(config: dict[str, Any], settings: dict[str, Any]) -> tuple[int, ...]:
+    """Height and width of the pictures that the run was trained on."""
+    size = settings.get("force_image_size") or config["vision_cfg"].get("image_size", 224)
+    sides = tuple(size) if isinstance(size, list | tuple) else (size,)
+    return sides * 2 if len(sides) == 1 else sides
 
 
 def model_config(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
@@ -159,6 +170,10 @@ def refuse_what_differs(points: Sequence[Point], over: str) -> None:
             "The contrastive loss depends on the batch it is taken over. Fit runs of one batch size, or train with "
             "--val-data: the validation loss is taken over the same pairs whatever the batch size.",
         )
+    refuse_mixture(points, "image sizes", lambda p: p.image_size, "Fit runs of one image size.")
+    if not on_validation:
+        advice = "Fit runs on one set of data, or train with --val-data."
+        refuse_mixture(points, "training data", lambda p: p.train_data, advice)
     # A distilled model's validation loss is CLIP's; SigLIP's is its own.
     refuse_mixture(
         points,

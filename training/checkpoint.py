@@ -49,10 +49,10 @@ class Writer:
         self._thread = threading.Thread(target=self._write, args=(step, copy), name=f"checkpoint of step {step}")
         self._thread.start()
 
-    def check(self) -> None:
-        """Raise CheckpointError where a write has failed already."""
-        if self._error is not None:
-            self.wait()
+    @property
+    def has_failed(self) -> bool:
+        """Whether a write has failed already; the next `save` or `wait` raises it."""
+        return self._error is not None
 
     def wait(self) -> None:
         """Return when the last checkpoint is on the disk. Raises CheckpointError where it could not be written."""

@@ -45,16 +45,14 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
 
 
 class Meter:
-    """Times steps of `samples` pairs over all processes.
+    """Times steps of `samples` pairs over all processes; MFU where the device's peak and the model's cost are known."""
 
-    `macs`: multiply-adds of one pair's forward pass, 0 where they are not known; then there is no MFU.
-    """
-
-    def __init__(self, world: World, samples: int, macs: int, precision: str) -> None:
+    def __init__(self, settings: Settings, model: nn.Module, world: World, samples: int, precision: str) -> None:
         self.world = world
         self.samples = samples
-        self.flops = 3 * 2 * macs  # the backward pass costs twice the forward one
-        self.peak = peak_flops(world.device, precision) if macs else None
+        self.peak = peak_flops(world.device, precision)
+        macs = countable_macs(settings, model) if self.peak else 0
+        self.flops = 3 * 2 * macs  # of a pair: the backward pass costs twice the forward one
 
     def start(self) -> None:
         """A step begins: waiting for its data."""
@@ -78,7 +76,7 @@ class Meter:
         }
         if self.world.device.type == "cuda":
             row["memory_gb"] = torch.cuda.max_memory_allocated(self.world.device) / 1e9
-        if self.peak is not None:
+        if self.peak and self.flops:
             row["mfu"] = rate / self.world.size * self.flops / self.peak
         return row
 

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from data_prep.errors import DataError
 from training import rng
 from training.data.decode import Decode, Normalise
-from training.data.loader import Loader
-from training.data.source import Source, open_sources
+from training.data.loader import Loader, sources_of
 from training.distributed import World
 from training.evaluation import Evaluation
 from training.guard import Guard
@@ -90,12 +89,6 @@ class Setup:
         if self.parts.scaler:
             self.parts.scaler.unscale_(self.parts.optimizer)
         return loss
-
-
-def sources_of(settings: Settings, data_state: dict[str, Any] | None) -> list[Source]:
-    """The run's shards; what had to be counted by reading them is in a checkpoint's state."""
-    counts = data_state["counts"] if data_state else {}
-    return open_sources(settings.train_data, settings.train_data_upsampling_factors, settings.allow_pipe, counts)
 
 
 def build_setup(settings: Settings, world: World, data_state: dict[str, Any] | None) -> Setup:

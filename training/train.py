@@ -23,7 +23,7 @@ from training import checkpoint, folder
 from training.checkpoint import Writer
 from training.distributed import World
 from training.log import RunLog
-from training.measure import Meter, countable_macs, distances, gradient_norm, is_finite, number, snapshot
+from training.measure import Meter, distances, gradient_norm, is_finite, number, snapshot
 from training.schedule import learning_rate
 from training.settings import Settings
 from training.setup import Setup, build_setup
@@ -146,7 +146,7 @@ def take_steps(
     settings, world, parts = setup.settings, setup.world, setup.parts
     model, optimizer, guard = parts.model, parts.optimizer, parts.guard
     model.train()
-    meter = Meter(world, setup.global_batch, countable_macs(settings, model), setup.precision)
+    meter = Meter(setup.settings, model, world, setup.global_batch, setup.precision)
     rollbacks: Counter[int] = Counter()
     last_save, stopping, is_due = time.monotonic(), False, False
     stop.wait_for_step()
@@ -163,7 +163,9 @@ def take_steps(
 
         # What one process meets or is asked, all do: skip the step, write a checkpoint, stop.
         is_bad = not (math.isfinite(norm) and math.isfinite(own_loss.item()))
-        is_late = world.is_first and 0 < 60 * settings.save_every_minutes < time.monotonic() - last_save
+        # A write that failed counts as a save that is due: there all processes are told of the failure.
+        is_late = 0 < 60 * settings.save_every_minutes < time.monotonic() - last_save
+        is_late = first is not None and (is_late or first.writer.has_failed)
         everyone = world.rows(own_loss, is_bad, bool(stop.name), is_late, parts.loader.bad_samples, meter.data_wait)
         loss, waited = float(everyone[:, 0].mean()), float(everyone[:, 5].max())
         bad, stopping, late = (bool(everyone[:, column].any()) for column in (1, 2, 3))
@@ -182,15 +184,16 @@ def take_steps(
         }
         shown = progress.step % settings.log_every_n_steps == 0 or progress.step in (1, total)
         before = snapshot(model) if shown else None
-        if not bad:
+        if bad:
+            guard.skip()
+            if parts.scaler:
+                parts.scaler.update()  # a smaller scale, as float16 overflowed
+        else:
             update(setup)
-        elif parts.scaler:
-            parts.scaler.update()  # a smaller scale, as float16 overflowed
         optimizer.zero_grad()
         if before is not None:
             row |= distances(model, before)
             del before
-        guard.skip() if bad else None
         row["logit_scale"] = number(parts.logit_scale.detach().exp())
         row |= meter.stop(waited) | {"skipped_steps": guard.skipped, "bad_samples": bad_samples}
         if settings.unique_key:
@@ -203,7 +206,6 @@ def take_steps(
             row |= found
             shown = shown or bool(found)
         if first:
-            first.writer.check()
             first.log.step(row, shown)
 
         # --- what the step's outcome asks for ---------------------------------------------------------------------

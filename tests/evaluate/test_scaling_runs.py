@@ -98,6 +98,8 @@ def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
             r"differ in global batch sizes: 512, 504 .*depends on the batch",
         ),
         ("parameters", {"train": {"world_size": 2}}, "differ in global batch sizes: 512, 256"),
+        ("parameters", {"settings": {"force_image_size": [448]}}, r"image sizes: \(224, 224\), \(448, 448\) "),
+        ("parameters", {"settings": {"train_data": "cc12m"}}, "differ in training data: , cc12m "),
         ("parameters", {"settings": {"siglip": True}}, "differ in objectives: CLIP, SigLIP"),
         ("parameters", {"settings": {"distill_model": "ViT-B-16"}}, "objectives: CLIP, distillation from ViT-B-16"),
         ("parameters", {"train": {"samples_seen": 250_000}}, "differ in samples seen: 200,000, 250,000 .*/a, .*/b"),

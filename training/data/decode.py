@@ -28,10 +28,9 @@ from torchvision.transforms import Compose, Normalize, RandomResizedCrop
 from torchvision.transforms.v2 import functional as F
 
 from data_prep.errors import DataError
-from data_prep.shards import decode_image
+from data_prep.shards import PICTURES, decode_image
 from training.settings import Settings, SettingsError
 
-PICTURES = ("jpg", "jpeg", "png", "webp")
 CAPTION = "txt"
 
 

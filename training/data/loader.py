@@ -39,7 +39,7 @@ class Loader:
         tokenizer: list of B captions → (B, L) int64.
         rank, world: this process and their number.
         state: what `merge` gave, to go on from there.
-        sources: what `open_sources` gave; with many processes one opens them and hands them to the others.
+        sources: what `sources_of` gave; with many processes one opens them and hands them to the others.
 
     Attributes:
         samples: of an epoch, over all processes, as the manifest has it.
@@ -63,10 +63,7 @@ class Loader:
         sources: Sequence[Source] | None = None,
     ) -> None:
         if sources is None:
-            counts = state["counts"] if state else {}
-            sources = open_sources(
-                settings.train_data, settings.train_data_upsampling_factors, settings.allow_pipe, counts
-            )
+            sources = sources_of(settings, state)
         self._settings, self._sources = settings, sources
         self._position = position = Position(settings, sources, rank, world, state)
         self.samples, self.shards, self.notes = position.mixture.samples, len(position.shards), position.notes
@@ -168,6 +165,12 @@ class Loader:
     def close(self) -> None:
         """End the workers."""
         self._batches = None
+
+
+def sources_of(settings: Settings, state: dict[str, Any] | None = None) -> list[Source]:
+    """The run's shards; what had to be counted by reading is in a checkpoint's `state`. Raises as `Loader` does."""
+    counts = state["counts"] if state else {}
+    return open_sources(settings.train_data, settings.train_data_upsampling_factors, settings.allow_pipe, counts)
 
 
 def _check_size(settings: Settings, samples: int, world: int) -> None:
