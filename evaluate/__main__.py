@@ -160,7 +160,7 @@ def run_zero_shot(args: argparse.Namespace, argv: Sequence[str]) -> None:
     """The zero-shot subcommand: all refusals, then the evaluation, then the JSON, then the table."""
     from data_prep.atomic import write_text
     from evaluate import result
-    from evaluate.datasets import get_dataset
+    from evaluate.data.sets import get_dataset
     from evaluate.models import check_checkpoint, load_model, model_config
     from evaluate.zero_shot import evaluate_folders, read_folders
 
@@ -198,8 +198,8 @@ def run_retrieval(args: argparse.Namespace, argv: Sequence[str]) -> None:
 
     from data_prep.errors import DataError
     from evaluate import result
+    from evaluate.data.pairs import manifest_file, read_pairs
     from evaluate.models import check_checkpoint, load_model, model_config
-    from evaluate.pairs import manifest_file, read_pairs
     from evaluate.progress import progress
     from evaluate.retrieval import evaluate_pairs
     from evaluate.zero_shot import full_float32

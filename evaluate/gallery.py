@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from evaluate import metrics
-from evaluate.samples import ClassEntry
+from evaluate.data.emoji import ClassEntry
 from evaluate.zero_shot import Encoded
 
 SHOWN = 12

@@ -10,7 +10,7 @@ from string import Template
 from typing import Any
 
 from evaluate import charts
-from evaluate.datasets import Dataset
+from evaluate.data.sets import Dataset
 from evaluate.runs import Run
 
 TEMPLATE = Path(__file__).with_name("report_template.html")

@@ -15,12 +15,12 @@ import torch
 
 from data_prep.atomic import write_text
 from evaluate import gallery, page, pictures
-from evaluate.datasets import Dataset, get_dataset
+from evaluate.data.emoji import Folder, read_folder
+from evaluate.data.sets import Dataset, get_dataset
 from evaluate.errors import RefusedError
 from evaluate.models import load_model
 from evaluate.result import check_writable, command_line, notes
 from evaluate.runs import Run, read_run
-from evaluate.samples import Folder, read_folder
 from evaluate.zero_shot import Encoded, encode_folder
 from open_clip_linear import add_model_configs
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.manifest import sha256_file
-from evaluate.datasets import Dataset
+from evaluate.data.emoji import Folder
+from evaluate.data.pairs import Pair
+from evaluate.data.sets import Dataset
 from evaluate.errors import RefusedError
 from evaluate.models import LoadedModel
-from evaluate.pairs import Pair
-from evaluate.samples import Folder
 from evaluate.zero_shot import BadImage, Encoded
 from open_clip_linear.listing import attention_kind
 

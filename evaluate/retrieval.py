@@ -24,9 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from evaluate.data.pairs import Pair
 from evaluate.encode import encode_texts, picture_rows
 from evaluate.errors import RefusedError
-from evaluate.pairs import Pair
 from evaluate.ranks import shared_rows
 from evaluate.zero_shot import BadImage, Preprocess, Tokenizer
 

@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from data_prep.errors import DataError
 from data_prep.shards import decode_image
 from evaluate import metrics
-from evaluate.datasets import Dataset, EvalSet, Templates
+from evaluate.data.emoji import Folder, Sample, read_folder
+from evaluate.data.sets import Dataset, EvalSet, Templates
 from evaluate.errors import RefusedError
 from evaluate.progress import progress
-from evaluate.samples import Folder, Sample, read_folder
 
 TOP_K = 5
 MOST_BAD = 0.01  # share of unreadable pictures above which the result would describe another data set
@@ -225,7 +225,7 @@ def score_set(encoded: Encoded, eval_set: EvalSet) -> dict[str, Any]:
 
 
 def read_folders(dataset: Dataset, root: Path) -> dict[str, Folder]:
-    """Every folder of a data set, read and checked. Raises RefusedError, see ``samples.read_folder``."""
+    """Every folder of a data set, read and checked. Raises RefusedError, see ``emoji.read_folder``."""
     return {name: read_folder(root, name) for name in dataset.folders}
 
 

@@ -21,9 +21,9 @@ from open_clip.transform import PreprocessCfg, image_transform_v2
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from evaluate.data.pairs import read_pairs
 from evaluate.errors import RefusedError
 from evaluate.imagenet import read_imagenet, zero_shot
-from evaluate.pairs import read_pairs
 from evaluate.retrieval import evaluate_pairs
 from evaluate.zero_shot import BadImage, Tokenizer, full_float32
 from training.distributed import World

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from evaluate import gallery
-from evaluate.samples import ClassEntry, Folder, Sample
+from evaluate.data.emoji import ClassEntry, Folder, Sample
 from evaluate.zero_shot import Encoded
 
 

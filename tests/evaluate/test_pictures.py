@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
+from evaluate.data.emoji import ClassEntry, Folder, Sample
 from evaluate.gallery import Guess, Retrieval
 from evaluate.pictures import data_uri, found, guesses
-from evaluate.samples import ClassEntry, Folder, Sample
 from evaluate.zero_shot import Encoded
 
 NASTY = "<b>&\"'</b>"

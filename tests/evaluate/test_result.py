@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from evaluate.datasets import EMOJI
+from evaluate.data.emoji import ClassEntry, Folder
+from evaluate.data.sets import EMOJI
 from evaluate.errors import RefusedError
 from evaluate.result import check_writable, command_line, duplicate_names, notes, table, versions
-from evaluate.samples import ClassEntry, Folder
 
 ROW = {
     "top1": 12.345,

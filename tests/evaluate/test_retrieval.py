@@ -13,9 +13,9 @@ from open_clip_train.train import get_clip_metrics
 
 from evaluate import encode, retrieval
 from evaluate.__main__ import main
+from evaluate.data.pairs import read_pairs
 from evaluate.errors import RefusedError
 from evaluate.models import LoadedModel, load_model
-from evaluate.pairs import read_pairs
 from evaluate.retrieval import evaluate_pairs, figures_of
 from evaluate.zero_shot import full_float32
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from data_prep.shards import decode_image
 from evaluate import metrics
-from evaluate.datasets import EMOJI, PLAIN_NAME, EvalSet, Templates
+from evaluate.data.emoji import ClassEntry, Folder, Sample, read_folder
+from evaluate.data.sets import EMOJI, PLAIN_NAME, EvalSet, Templates
 from evaluate.errors import RefusedError
 from evaluate.models import LoadedModel, load_model
-from evaluate.samples import ClassEntry, Folder, Sample, read_folder
 from evaluate.zero_shot import encode_folder, evaluate_folders, full_float32, read_folders, score_set
 
 ALL = EvalSet("all", "All", "folder")

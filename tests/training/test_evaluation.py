@@ -18,8 +18,8 @@ from PIL import Image
 
 from data_prep.errors import DataError
 from evaluate import encode, imagenet
+from evaluate.data.pairs import read_pairs
 from evaluate.errors import RefusedError
-from evaluate.pairs import read_pairs
 from training.distributed import World
 from training.evaluation import Evaluation
 from training.settings import Settings

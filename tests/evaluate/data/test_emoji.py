@@ -8,8 +8,8 @@ import pytest
 
 from data_prep.manifest import read_manifest, write_manifest
 from data_prep.shards import ShardWriter
+from evaluate.data.emoji import read_folder
 from evaluate.errors import RefusedError
-from evaluate.samples import read_folder
 
 FOLDER = "heldout-vendor"
 

@@ -1,6 +1,6 @@
 """What is measured: one small entry a data set. A new data set is a new entry here and, if its form is new, a reader.
 
-An entry says nothing about a model; ``samples.py`` reads it and ``zero_shot.py`` scores it.
+An entry says nothing about a model; ``emoji.py`` reads it and ``zero_shot.py`` scores it.
 """
 
 from dataclasses import dataclass

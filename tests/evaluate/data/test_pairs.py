@@ -7,7 +7,7 @@ import pytest
 from data_prep.errors import DataError
 from data_prep.manifest import write_manifest
 from data_prep.shards import ShardWriter, decode_image, read_samples
-from evaluate.pairs import read_pairs
+from evaluate.data.pairs import read_pairs
 
 
 def write(folder: Path, *samples: dict[str, bytes]) -> Path:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from evaluate.datasets import DATASETS, EMOJI, get_dataset
+from evaluate.data.sets import DATASETS, EMOJI, get_dataset
 from evaluate.errors import RefusedError
 
 

@@ -1,0 +1,1 @@
+"""What is evaluated on: which sets there are (`sets.py`); their pictures, classes and captions, read and checked."""
