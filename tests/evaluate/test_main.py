@@ -9,7 +9,8 @@ import open_clip
 import pytest
 import torch
 
-from evaluate.__main__ import add_model_configs, main, pick_device
+from evaluate.__main__ import main
+from evaluate.commands.options import add_model_configs, pick_device
 from evaluate.errors import RefusedError
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]

@@ -1,0 +1,62 @@
+"""Options that several subcommands share, and what they stand for."""
+
+import argparse
+from pathlib import Path
+
+from evaluate.errors import RefusedError
+
+MOST_THREADS = 8  # that decode pictures; more gain nothing beside one model
+
+
+def positive(text: str) -> int:
+    """An argument that is a whole number above 0."""
+    value = int(text)
+    if value <= 0:
+        raise ValueError(text)
+    return value
+
+
+def checkpoint_arguments(command: argparse.ArgumentParser) -> None:
+    """What those that measure one checkpoint take: which."""
+    command.add_argument("--model", required=True, help="a registered model's name")
+    command.add_argument("--pretrained", required=True, type=Path, metavar="FILE", help="its checkpoint file")
+
+
+def common_arguments(command: argparse.ArgumentParser) -> None:
+    """What those that run a model take: where and how many at once."""
+    command.add_argument("--batch-size", type=positive, default=64, help="pictures a forward pass (default 64)")
+    model_configs_argument(command)
+    command.add_argument("--device", help="cpu or cuda[:N] (default: cuda if there is one)")
+
+
+def model_configs_argument(command: argparse.ArgumentParser) -> None:
+    """The option that all subcommands have."""
+    command.add_argument(
+        "--model-configs", type=Path, metavar="DIR", help="folder of further model-config JSON files to know"
+    )
+
+
+def pick_device(name: str | None) -> str:
+    """The device to run on. Raises RefusedError for one that is not there."""
+    import torch
+
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise RefusedError(f"--device {name!r} cannot be used: {reason} Try --device cpu.") from error
+    return name
+
+
+def add_model_configs(folder: Path | None) -> None:
+    """Let OpenCLIP know a user's own model configs. Raises RefusedError where one of them cannot be used."""
+    import open_clip_linear
+
+    if folder is None:
+        return
+    try:
+        open_clip_linear.add_model_configs(folder)
+    except ValueError as error:
+        raise RefusedError(f"--model-configs: {error}.") from error
