@@ -120,7 +120,7 @@ def retrieval_result(
     argv: Sequence[str],
 ) -> dict[str, Any]:
     """Retrieval's whole result as JSON values."""
-    captions = Counter(pair.caption for pair in pairs)
+    captions = Counter(caption for pair in pairs for caption in pair.captions)
     return {
         **model_facts(loaded),
         "data": os.fspath(manifest),

@@ -5,16 +5,18 @@
         figures, bad = evaluate_pairs(model, tokenizer, preprocess, pairs, sigmoid=False, batch_size=64, device=device,
                                       threads=4)
 
-Recall@k is the share of pictures whose own caption is among the k best of all captions, and of captions whose own
-picture is among the k best of all pictures. Only a pair's own partner is right, as in OpenCLIP's `get_clip_metrics`:
-an equal caption of another picture is wrong, so duplicates lower the figure's ceiling. Equal scores rank in the
-pairs' order, so a collapsed model scores chance and not 100 %.
+Recall@k is the share of pictures with a caption of theirs among the k best of all captions, and of captions whose
+picture is among the k best of all pictures, as CLIP_benchmark's zeroshot_retrieval and, with one caption a picture,
+OpenCLIP's `get_clip_metrics` have it: an equal caption of another picture is wrong, so duplicates lower the figure's
+ceiling. Equal scores rank in the pairs' order, so a collapsed model scores chance and not 100 %.
 The loss is the training loss on all N pairs as one batch: it depends on N, and not on batch size or number of ranks.
+Of pictures with several captions there is no such batch, and no loss.
 
-Cost: one forward pass a picture and a caption in float32, then N² cosines in pieces. Encoding and cosines are shared by
-the ranks (`ranks.py`); each holds the features of all pairs (2 x N x D float32: 200 MB for 50,000 pairs of width 512).
+Cost: one forward pass a picture and a caption in float32, then N x M cosines twice, of which at most QUERIES x ITEMS
+are held at once. Encoding and cosines are shared by the ranks (`ranks.py`); each holds all features ((N + M) x D
+float32: 4 GB for a million pairs of width 512).
 
-Legend: N pairs, B of a batch, D embedding width.
+Legend: N pictures, M captions, Q queries, K items among which they are searched, B and T of a block of those, D width.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +33,7 @@ from evaluate.ranks import shared_rows
 from evaluate.zero_shot import BadImage, Preprocess, Tokenizer
 
 RECALLS = (1, 5, 10)
-MOST_SCORES = 2**24  # held at once, 64 MB in float32 and 128 MB in float64
+QUERIES, ITEMS = 2048, 4096  # in a block: 32 MB of scores in float32, 64 MB in the loss's float64
 
 
 def evaluate_pairs(
@@ -57,34 +59,38 @@ def evaluate_pairs(
         advance: told how many pictures were encoded by this rank.
 
     Returns:
-        figures as `figures_of` gives them with `pairs` and `bad_images`, and the unreadable pictures.
+        figures as `figures_of` gives them with `pairs` (pictures), `captions` and `bad_images`, and the unreadable
+        pictures.
 
     Raises:
         RefusedError: features that are not finite, or too many unreadable pictures; on every rank.
     """
     images_ND, bad, readable = picture_rows(
         lambda number: pairs[number].picture(),
-        [(str(pair.shard), pair.key) for pair in pairs],
+        [(str(pair.place.file), pair.key) for pair in pairs],
         preprocess,
         lambda _, pixels_BCHW: model.encode_image(pixels_BCHW.to(device), normalize=True),  # type: ignore[operator]
         batch_size=batch_size,
         threads=threads,
         advance=advance,
     )
-    captions = [pair.caption for pair in pairs]
-    texts_ND = encode_texts(model, tokenizer, captions, batch_size=batch_size, device=device)
-    for features, what in ((images_ND, "image"), (texts_ND, "text")):
-        if not features[readable].isfinite().all():
+    if bad:
+        images_ND, pairs = images_ND[readable], [pairs[number] for number in readable]
+    captions = [caption for pair in pairs for caption in pair.captions]
+    texts_MD = encode_texts(model, tokenizer, captions, batch_size=batch_size, device=device)
+    for features, what in ((images_ND, "image"), (texts_MD, "text")):
+        if not features.isfinite().all():
             raise RefusedError(f"retrieval: {what} features are NaN or infinite; the run has diverged")
     bias = getattr(model, "logit_bias", None)
     found = figures_of(
-        images_ND[readable],
-        texts_ND[readable],
+        images_ND,
+        texts_MD,
+        [len(pair.captions) for pair in pairs],
         scale=number_in(model.logit_scale.exp()),  # type: ignore[operator]
         bias=0.0 if bias is None else number_in(bias),
         sigmoid=sigmoid,
     )
-    return found | {"pairs": len(readable), "bad_images": len(bad)}, bad
+    return found | {"pairs": len(pairs), "captions": len(captions), "bad_images": len(bad)}, bad
 
 
 def number_in(parameter: Tensor) -> float:
@@ -92,47 +98,126 @@ def number_in(parameter: Tensor) -> float:
     return float(parameter.full_tensor() if isinstance(parameter, DTensor) else parameter)
 
 
-def figures_of(images_ND: Tensor, texts_ND: Tensor, *, scale: float, bias: float, sigmoid: bool) -> dict[str, float]:
-    """Recall in percent both ways and the loss, from unit features of N pairs, row i with row i.
+def figures_of(
+    images_ND: Tensor, texts_MD: Tensor, captions: Sequence[int], *, scale: float, bias: float, sigmoid: bool
+) -> dict[str, float]:
+    """Recall in percent both ways and the loss, from unit features.
+
+    Args:
+        captions: how many captions each picture has, length N, each at least 1, sum M; the rows of `texts_MD` are the
+            captions of the first picture, then those of the second, and so on.
+        scale, bias: of the loss's logits, `scale * cosine + bias`.
+        sigmoid: whether the loss is SigLIP's rather than CLIP's.
 
     Returns:
-        `image_to_text_r1`, `_r5`, `_r10`, `text_to_image_r1`, `_r5`, `_r10`, `loss`; the same on every rank.
+        `image_to_text_r1`, `_r5`, `_r10`, `text_to_image_r1`, `_r5`, `_r10`, and `loss` where each picture has one
+        caption; the same on every rank.
     """
-    count = len(images_ND)
-    losses_of = sigmoid_losses if sigmoid else softmax_losses
-
-    def compute(batches: Iterator[range]) -> Iterator[Tensor]:
-        """(B, 4) float64: the place of the partner, 0 is best, and the loss, by picture and by caption."""
-        for batch in batches:
-            own_B = torch.arange(batch.start, batch.stop, device=images_ND.device)
-            columns = []
-            for from_ND, to_ND in ((images_ND, texts_ND), (texts_ND, images_ND)):
-                cosines_BN = from_ND[batch.start : batch.stop] @ to_ND.T
-                columns += [places(cosines_BN, own_B).double(), losses_of(scale * cosines_BN.double() + bias, own_B)]
-            yield torch.stack(columns, dim=1)
-
-    rows = shared_rows(count, max(1, MOST_SCORES // count), compute).cpu()
-    by_picture_N, picture_loss_N, by_caption_N, caption_loss_N = rows.unbind(dim=1)
+    counts_N = torch.tensor(captions)
+    stops_N = counts_N.cumsum(0)
+    owners_M = torch.arange(len(counts_N)).repeat_interleave(counts_N)
+    loss = None if len(texts_MD) != len(images_ND) else Loss(scale, bias, sigmoid)
+    by_picture_N2 = search(images_ND, texts_MD, stops_N - counts_N, stops_N, loss)
+    by_caption_M2 = search(texts_MD, images_ND, owners_M, owners_M + 1, loss)
     result = {
-        f"{name}_r{k}": 100.0 * int((places_N < k).sum()) / count
-        for name, places_N in (("image_to_text", by_picture_N), ("text_to_image", by_caption_N))
+        f"{name}_r{k}": 100.0 * int((rows[:, 0] < k).sum()) / len(rows)
+        for name, rows in (("image_to_text", by_picture_N2), ("text_to_image", by_caption_M2))
         for k in RECALLS
     }
-    return result | {"loss": float((picture_loss_N + caption_loss_N).mean() / 2)}
+    if loss:
+        result["loss"] = float((by_picture_N2[:, 1] + by_caption_M2[:, 1]).mean() / 2)
+    return result
 
 
-def places(scores_BN: Tensor, own_B: Tensor) -> Tensor:
-    """How many candidates come before the right one, `own_B`, in a stable sort by falling score: int64 (B,)."""
-    own_B1 = scores_BN.gather(1, own_B[:, None])
-    earlier_BN = torch.arange(scores_BN.shape[1], device=own_B.device) < own_B[:, None]
-    return ((scores_BN > own_B1) | ((scores_BN == own_B1) & earlier_BN)).sum(dim=1)
+class Loss:
+    """The contrastive loss of queries, summed up over blocks of the items, in float64.
+
+    CLIP's is logsumexp(z) - z of the right item; SigLIP's is the sum of softplus(z) less z of the right item, which is
+    -log sigmoid(z) for the right one and -log sigmoid(-z) for each other.
+    """
+
+    def __init__(self, scale: float, bias: float, sigmoid: bool) -> None:
+        self.scale, self.bias, self.sigmoid = scale, bias, sigmoid
+        self.nothing = 0.0 if sigmoid else float("-inf")
+
+    def add(self, total_B: Tensor, cosines_BT: Tensor) -> Tensor:
+        """What `total_B` becomes with one more block of items."""
+        logits_BT = self.scale * cosines_BT.double() + self.bias
+        if self.sigmoid:
+            return total_B + F.softplus(logits_BT).sum(dim=1)
+        return torch.logaddexp(total_B, logits_BT.logsumexp(dim=1))
+
+    def finish(self, total_B: Tensor, right_B: Tensor) -> Tensor:
+        """The loss of each query from the total over all items and the cosine of its right one."""
+        return total_B - (self.scale * right_B.double() + self.bias)
 
 
-def softmax_losses(logits_BN: Tensor, own_B: Tensor) -> Tensor:
-    """CLIP's cross-entropy a row, (B,)."""
-    return F.cross_entropy(logits_BN, own_B, reduction="none")
+def search(queries_QD: Tensor, items_KD: Tensor, starts_Q: Tensor, stops_Q: Tensor, loss: Loss | None) -> Tensor:
+    """Where each query's best right item stands among all items, shared by the ranks.
+
+    Args:
+        starts_Q, stops_Q: on the CPU; items starts[q] to stops[q] - 1 are right for query q. Neither falls from one
+            query to the next.
+        loss: of which to give the value; for queries with one right item.
+
+    Returns:
+        (Q, 2) float64 on the CPU: how many items come before the best right one in a stable sort by falling score (0 is
+        best), and the loss, 0 without one.
+    """
+    blocks = spans(len(items_KD), ITEMS)
+
+    def compute(batches: Iterator[range]) -> Iterator[Tensor]:
+        for batch in batches:
+            rows = slice(batch.start, batch.stop)
+            queries_BD, starts_B, stops_B = queries_QD[rows], starts_Q[rows], stops_Q[rows]
+            near = [block for block in blocks if block.stop > starts_B[0] and block.start < stops_B[-1]]
+            best_B1, at_B1 = best_right(queries_BD, items_KD, near, starts_B, stops_B)
+            before_B = torch.zeros_like(at_B1[:, 0])
+            total_B = torch.full_like(best_B1[:, 0], loss.nothing if loss else 0.0, dtype=torch.float64)
+            for block in blocks:
+                cosines_BT = queries_BD @ items_KD[block].T
+                before_B += count_before(cosines_BT, best_B1, at_B1 - block.start)
+                if loss:
+                    total_B = loss.add(total_B, cosines_BT)
+            yield torch.stack([before_B.double(), loss.finish(total_B, best_B1[:, 0]) if loss else total_B], dim=1)
+
+    largest = max(block.stop - block.start for block in spans(len(queries_QD), QUERIES))
+    return shared_rows(len(queries_QD), largest, compute).cpu()
 
 
-def sigmoid_losses(logits_BN: Tensor, own_B: Tensor) -> Tensor:
-    """SigLIP's loss a row, (B,): -log sigmoid(z) for the pair, -log sigmoid(-z) for all others, summed."""
-    return F.softplus(logits_BN).sum(dim=1) - logits_BN.gather(1, own_B[:, None]).squeeze(1)
+def spans(count: int, most: int) -> list[slice]:
+    """`count` items in consecutive blocks of at most `most`, whose lengths differ by one.
+
+    Of a narrower last block the same cosine may come out of another kernel with another last bit, and equal items would
+    not tie.
+    """
+    blocks = -(-count // most)
+    return [slice(count * i // blocks, count * (i + 1) // blocks) for i in range(blocks)]
+
+
+def best_right(
+    queries_BD: Tensor, items_KD: Tensor, blocks: Sequence[slice], starts_B: Tensor, stops_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Score and number of each query's best right item, the first of equal ones: (B, 1) and int64 (B, 1).
+
+    The scores come from the same products of blocks with which they are compared later, to the last bit.
+    """
+    device = queries_BD.device
+    starts_B1, stops_B1 = starts_B[:, None].to(device), stops_B[:, None].to(device)
+    best_B1 = queries_BD.new_full((len(queries_BD), 1), float("-inf"))
+    at_B1 = starts_B1
+    for block in blocks:
+        numbers_T = torch.arange(block.start, block.stop, device=device)
+        right_BT = (numbers_T >= starts_B1) & (numbers_T < stops_B1)
+        scores_BT = (queries_BD @ items_KD[block].T).masked_fill_(~right_BT, float("-inf"))
+        here_B1 = scores_BT.amax(dim=1, keepdim=True)
+        first_B1 = torch.where(scores_BT == here_B1, numbers_T, len(items_KD)).amin(dim=1, keepdim=True)
+        at_B1 = torch.where(here_B1 > best_B1, first_B1, at_B1)
+        best_B1 = torch.maximum(here_B1, best_B1)
+    return best_B1, at_B1
+
+
+def count_before(scores_BT: Tensor, best_B1: Tensor, at_B1: Tensor) -> Tensor:
+    """How many of a block's items have a greater score, or the same and a column before `at_B1`: int64 (B,)."""
+    earlier_BT = torch.arange(scores_BT.shape[1], device=scores_BT.device) < at_B1
+    return ((scores_BT > best_B1) | ((scores_BT == best_B1) & earlier_BT)).sum(dim=1)

@@ -1,7 +1,7 @@
 """Held-out pairs of picture and caption: which there are and where each lies, so that any process can read any of them.
 
     pairs = read_pairs(Path("data/heldout/manifest.jsonl"))
-    image, caption = pairs[0].picture(), pairs[0].caption
+    image, captions = pairs[0].picture(), pairs[0].captions
 
 Captions are in memory; a picture is read from its place in its shard when it is wanted.
 Cost: every shard is read once to be checked, about 1 s a GB from a fast disk.
@@ -17,23 +17,20 @@ from PIL import Image
 from data_prep.errors import DataError
 from data_prep.manifest import MANIFEST, ShardEntry, read_manifest, sha256_file
 from data_prep.shards import KEY, PICTURES, decode_image, read_samples
+from evaluate.data.pictures import Place
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Pair:
-    """One pair: its caption, and where the encoded picture lies in its shard."""
+    """One picture, by its place in its shard, and its captions: at least one."""
 
-    shard: Path
+    place: Place
     key: str
-    offset: int
-    size: int
-    caption: str
+    captions: tuple[str, ...]
 
     def picture(self) -> Image.Image:
-        """The decoded picture, RGB. Raises DataError where it is none, OSError where the shard cannot be read."""
-        with open(self.shard, "rb") as file:
-            file.seek(self.offset)
-            return decode_image(file.read(self.size))
+        """The decoded picture, RGB. Raises DataError where it is none, OSError or EOFError where it cannot be read."""
+        return decode_image(self.place.read())
 
 
 def manifest_file(path: Path) -> Path:
@@ -65,7 +62,7 @@ def _read_shard(shard: Path, entry: ShardEntry) -> Iterator[Pair]:
     with tarfile.open(shard, "r:", encoding="utf-8") as tar:
         places = {member.name: (member.offset_data, member.size) for member in tar}
     for key, suffix, caption in parts:
-        yield Pair(shard, key, *places[f"{key}.{suffix}"], caption)
+        yield Pair(Place(shard, *places[f"{key}.{suffix}"]), key, (caption,))
 
 
 def _parts(shard: Path, sample: dict[str, bytes]) -> tuple[str, str, str]:

@@ -23,10 +23,10 @@ def test_pictures_and_captions_are_those_of_the_shards(emoji_root: Path) -> None
     pairs = read_pairs(folder)
     assert pairs == read_pairs(folder / "manifest.jsonl")
     raw = [sample for shard in sorted(folder.glob("*.tar")) for sample in read_samples(shard)]
-    assert len({pair.shard for pair in pairs}) == 3
+    assert len({pair.place.file for pair in pairs}) == 3
     assert len(pairs) == len(raw) == 20
     for pair, sample in zip(pairs, raw, strict=True):
-        assert (pair.key, pair.caption) == (sample["__key__"].decode(), sample["txt"].decode())
+        assert (pair.key, pair.captions) == (sample["__key__"].decode(), (sample["txt"].decode(),))
         assert pair.picture().tobytes() == decode_image(sample["png"]).tobytes()
 
 
