@@ -8,6 +8,7 @@ kB each) until they are needed.
 """
 
 import json
+import tarfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from data_prep.errors import DataError
 from data_prep.manifest import MANIFEST, ShardEntry, read_manifest, sha256_file
 from data_prep.shards import KEY, read_samples
+from evaluate.data.pictures import Pictures, Place
 from evaluate.errors import RefusedError
 
 CLASSES = "classes.json"
@@ -71,6 +73,27 @@ def read_folder(root: Path, name: str) -> Folder:
         raise RefusedError(f"{error}. {BUILD}") from error
     refuse_empty_classes(path, classes, samples)
     return Folder(path, classes, samples, sha256_file(path / MANIFEST))
+
+
+def read_pictures(root: Path, name: str) -> tuple[list[ClassEntry], Pictures, list[str], str]:
+    """``ROOT/name`` as its classes, its pictures where they lie, each picture's vendor, and the manifest's hash.
+
+    Raises RefusedError as ``read_folder`` does.
+    """
+    folder = read_folder(root, name)
+    places = {}
+    for shard in dict.fromkeys(sample.shard for sample in folder.samples):
+        with tarfile.open(folder.path / shard, "r:", encoding="utf-8") as tar:
+            for member in tar:
+                places[shard, member.name] = Place(folder.path / shard, member.offset_data, member.size)
+    pictures = Pictures(
+        str(folder.path),
+        [entry.concept for entry in folder.classes],
+        [places[sample.shard, f"{sample.key}.png"] for sample in folder.samples],
+        [f"{sample.shard}:{sample.key}" for sample in folder.samples],
+        [sample.label for sample in folder.samples],
+    )
+    return folder.classes, pictures, [sample.vendor for sample in folder.samples], folder.manifest_sha256
 
 
 def find_folder(root: Path, name: str) -> Path:

@@ -1,12 +1,20 @@
 """What is measured: one small entry a data set. A new data set is a new entry here and, if its form is new, a reader.
 
-An entry says nothing about a model; ``emoji.py`` reads it and ``zero_shot.py`` scores it.
+    dataset, folders = read_dataset(get_dataset("imagenet1k"), "imagenet/val")        # read.py
+
+An entry says nothing about a model; ``read.py`` finds the reader for it and ``zero_shot.py`` scores it.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from open_clip import OPENAI_IMAGENET_TEMPLATES, SIMPLE_IMAGENET_TEMPLATES
 
 from evaluate.errors import RefusedError
 from open_clip_linear.spec import nearest
+
+ANY = "wds/"  # "wds/NAME" is any set in CLIP_benchmark's webdataset layout
 
 
 @dataclass(frozen=True)
@@ -23,18 +31,23 @@ class EvalSet:
 
     name: str  # the key in the JSON
     title: str  # for people
-    folder: str  # under the data set's root
-    flags: bool = True  # False: neither pictures nor classes whose ``flag`` is true
+    folder: str = ""  # under the data set's root
     about: str = ""  # what a reader has to know of it, a sentence
+    flags: bool = True  # False: neither pictures nor classes whose ``flag`` is true
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A named data set: its prompts and its sets, in the order they are shown."""
+    """A named data set: its prompts, its classes and its sets, in the order they are shown."""
 
     name: str
-    templates: Templates
-    sets: tuple[EvalSet, ...]
+    templates: Any  # dict[str, Templates]: "full" is the default, "simple" and "photo" are for a quick look
+    sets: tuple[EvalSet, ...]  # the first is the one whose figures stand for the data set
+    classes: str  # the class list's name: timm's, or the file that brings it
+    subset: str = ""  # which of its classes take part: "a", "r" or "o" of the thousand
+    numbered: bool = False  # class folders are numbers: label = int(name)
+    official: int | None = None  # pictures of the official set: fewer are partial, more are refused
+    about: tuple[str, ...] = ()  # what a reader has to know
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -42,12 +55,31 @@ class Dataset:
         return tuple(dict.fromkeys(s.folder for s in self.sets))
 
 
+class _Prompts(dict[str, Templates]):
+    """Stands in for one Templates where a caller does not choose by name yet."""
+
+    name = property(lambda self: self["full"].name)
+    texts = property(lambda self: self["full"].texts)
+
+
+def _texts(templates: Sequence[Callable[[str], str]]) -> tuple[str, ...]:
+    """OpenCLIP's templates are functions of the name; as format strings they can be written down."""
+    return tuple(template("{}") for template in templates)
+
+
 # Captions in training are the Unicode names themselves, so the class name alone is the prompt.
 PLAIN_NAME = Templates("plain-name", ("{}",))
+PHOTO = Templates("photo", ("a photo of a {}.",))
+IMAGENET_TEMPLATES = {
+    "full": Templates("full", _texts(OPENAI_IMAGENET_TEMPLATES)),
+    "simple": Templates("simple", _texts(SIMPLE_IMAGENET_TEMPLATES)),
+    "photo": PHOTO,
+}
 
 EMOJI = Dataset(
     name="emoji",
-    templates=PLAIN_NAME,
+    templates=_Prompts(full=PLAIN_NAME),
+    classes="classes.json",
     sets=(
         EvalSet(
             "heldout_vendor",
@@ -71,11 +103,42 @@ EMOJI = Dataset(
     ),
 )
 
-DATASETS = {dataset.name: dataset for dataset in (EMOJI,)}
+
+def _imagenet(
+    name: str, title: str, official: int | None, classes: str = "imagenet-1k", subset: str = "", numbered: bool = False
+) -> Dataset:
+    """An entry of ImageNet's family: one set, OpenAI's prompts."""
+    return Dataset(name, IMAGENET_TEMPLATES, (EvalSet(name, title),), classes, subset, numbered, official)
+
+
+DATASETS = {
+    dataset.name: dataset
+    for dataset in (
+        EMOJI,
+        _imagenet("imagenet1k", "ImageNet-1k, validation", 50_000),
+        _imagenet("imagenetv2", "ImageNet-V2, matched frequency", 10_000, numbered=True),
+        _imagenet("imagenetv2-threshold0.7", "ImageNet-V2, threshold 0.7", 10_000, numbered=True),
+        _imagenet("imagenetv2-top-images", "ImageNet-V2, top images", 10_000, numbered=True),
+        _imagenet("imagenet-a", "ImageNet-A", 7_500, subset="a"),
+        _imagenet("imagenet-r", "ImageNet-R", 30_000, subset="r"),
+        _imagenet("imagenet-o", "ImageNet-O", 2_000, subset="o"),
+        _imagenet("imagenet_sketch", "ImageNet-Sketch", 50_889),
+        # No validation set is official here: a result names its pictures by the hash of their list.
+        _imagenet("imagenet21k", "ImageNet-21k (fall 2011, 21,841 classes)", None, "imagenet-22k"),
+        _imagenet("imagenet21k-miil", "ImageNet-21k-P (MIIL, 11,221 classes)", None, "imagenet-21k-miil"),
+    )
+}
 
 
 def get_dataset(name: str) -> Dataset:
-    """The entry of that name. Raises RefusedError that names the nearest known ones."""
+    """The entry of that name; "wds/NAME" is a set that brings its own classes and prompts, which reading it fills in.
+
+    Raises:
+        RefusedError: an unknown name; it says the nearest known ones.
+    """
+    if name.startswith(ANY) and name != ANY:
+        return Dataset(name, {}, (EvalSet(name, name.removeprefix(ANY)),), "classnames.txt")
     if name not in DATASETS:
-        raise RefusedError(f"--dataset {name!r} is not known{nearest(name, DATASETS)}. Known: {', '.join(DATASETS)}.")
+        known = f"{', '.join(DATASETS)}, and {ANY}NAME for any set in CLIP_benchmark's webdataset layout"
+        raise RefusedError(f"--dataset {name!r} is not known{nearest(name, DATASETS)}. Known: {known}.")
     return DATASETS[name]

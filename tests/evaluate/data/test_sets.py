@@ -8,8 +8,9 @@ from evaluate.errors import RefusedError
 
 def test_every_template_takes_exactly_the_name() -> None:
     for dataset in DATASETS.values():
-        for text in dataset.templates.texts:
-            assert text.format("a name").count("a name") == 1
+        for templates in dataset.templates.values():
+            for text in templates.texts:
+                assert text.format("a name").count("a name") == 1
 
 
 def test_set_names_are_those_of_the_result() -> None:
