@@ -11,13 +11,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from data_prep.manifest import sha256_file
 from evaluate.data.emoji import Folder
-from evaluate.data.pairs import Pair
 from evaluate.data.sets import Dataset
 from evaluate.errors import RefusedError
 from evaluate.models import LoadedModel
-from evaluate.zero_shot import BadImage, Encoded
+from evaluate.zero_shot import Encoded
 from open_clip_linear.listing import attention_kind
 
 FORMAT = 1  # raised when a name changes its meaning
@@ -105,53 +103,6 @@ def zero_shot_result(
         "versions": versions(),
         "command": command_line(argv),
     }
-
-
-def retrieval_result(
-    loaded: LoadedModel,
-    manifest: Path,
-    pairs: Sequence[Pair],
-    figures: Mapping[str, float],
-    bad: Sequence[BadImage],
-    *,
-    sigmoid: bool,
-    batch_size: int,
-    device: str,
-    argv: Sequence[str],
-) -> dict[str, Any]:
-    """Retrieval's whole result as JSON values."""
-    captions = Counter(caption for pair in pairs for caption in pair.captions)
-    return {
-        **model_facts(loaded),
-        "data": os.fspath(manifest),
-        "manifest_sha256": sha256_file(manifest),
-        "protocol": "own partner among all, ties in the pairs' order; model's own eval transform",
-        "loss_kind": "sigmoid" if sigmoid else "softmax",
-        "image_size": loaded.image_size,
-        "precision": "fp32",
-        "batch_size": batch_size,
-        "device": device,
-        "duplicate_captions": sum(times for times in captions.values() if times > 1),
-        "bad_images": [vars(b) for b in bad],
-        "results": figures,
-        "versions": versions(),
-        "command": command_line(argv),
-    }
-
-
-def retrieval_table(result: Mapping[str, Any]) -> str:
-    """Retrieval's figures for a terminal."""
-    row = result["results"]
-    lines = [f"{'recall %':<16}{'@1':>8}{'@5':>8}{'@10':>8}"]
-    for name in ("image_to_text", "text_to_image"):
-        lines.append(f"{name.replace('_', ' '):<16}" + "".join(f"{row[f'{name}_r{k}']:>8.2f}" for k in (1, 5, 10)))
-    lines.append(f"{result['loss_kind']} loss {row['loss']:.4f} over {row['pairs']} pairs")
-    if result["duplicate_captions"]:
-        lines.append(f"{result['duplicate_captions']} pairs share their caption with another, which counts as wrong.")
-    if result["bad_images"]:
-        named = ", ".join(f"{b['shard']}: {b['key']}" for b in result["bad_images"][:5])
-        lines.append(f"{len(result['bad_images'])} unreadable pictures were left out: {named}.")
-    return "\n".join(lines)
 
 
 def notes(result: Mapping[str, Any]) -> list[str]:

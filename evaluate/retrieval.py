@@ -19,7 +19,7 @@ float32: 4 GB for a million pairs of width 512).
 Legend: N pictures, M captions, Q queries, K items among which they are searched, B and T of a block of those, D width.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor
 from evaluate.data.pairs import Pair
 from evaluate.encode import encode_texts, picture_rows
 from evaluate.errors import RefusedError
+from evaluate.metrics import wilson_interval
 from evaluate.ranks import shared_rows
 from evaluate.zero_shot import BadImage, Preprocess, Tokenizer
 
@@ -127,6 +128,16 @@ def figures_of(
     if loss:
         result["loss"] = float((by_picture_N2[:, 1] + by_caption_M2[:, 1]).mean() / 2)
     return result
+
+
+def intervals(figures: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    """Wilson's 95 % interval of each recall, in percent; captions of one picture count as independent."""
+    counts = {"image_to_text": int(figures["pairs"]), "text_to_image": int(figures["captions"])}
+    return {
+        f"{way}_r{k}": wilson_interval(round(figures[f"{way}_r{k}"] * count / 100), count)
+        for way, count in counts.items()
+        for k in RECALLS
+    }
 
 
 class Loss:

@@ -1,19 +1,20 @@
-"""``python -m evaluate retrieval``: recall on held-out pairs of picture and caption."""
+"""``python -m evaluate retrieval``: recall on held-out pairs of picture and captions."""
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from evaluate.commands.options import MOST_THREADS, checkpoint_arguments, common_arguments, pick_device
 from evaluate.errors import RefusedError
 
 NAME = "retrieval"
 HELP = "recall@1, 5 and 10 and the contrastive loss on held-out pairs"
-DESCRIPTION = "Image-text retrieval on a shard set of pairs, from picture to caption and back."
+DESCRIPTION = "Image-text retrieval on a set of pictures and their captions, from picture to caption and back."
 EXAMPLE = """example:
   python -m evaluate retrieval --model tiny-emoji-eq7mean --pretrained runs/quickstart/checkpoint.pt \\
-      --data data/emoji/heldout-vendor/manifest.jsonl
+      --data data/emoji/heldout-vendor/manifest.jsonl --output runs/quickstart/retrieval.json
 """
 
 
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", required=True, type=Path, metavar="MANIFEST", help="manifest.jsonl of the pairs, or its folder"
     )
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="where the result goes as JSON")
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
     common_arguments(parser)
 
@@ -33,14 +35,18 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
 
     import torch
 
+    from data_prep.atomic import write_text
     from data_prep.errors import DataError
-    from evaluate import result
-    from evaluate.data.pairs import manifest_file, read_pairs
+    from data_prep.manifest import sha256_file
+    from evaluate.data.pairs import duplicates, manifest_file, read_pairs
     from evaluate.models import check_checkpoint, load_model, model_config
     from evaluate.progress import progress
-    from evaluate.retrieval import evaluate_pairs
+    from evaluate.result import check_writable, command_line, model_facts, versions
+    from evaluate.retrieval import evaluate_pairs, intervals
     from evaluate.zero_shot import full_float32
 
+    if args.output:
+        check_writable(args.output)
     device = pick_device(args.device)
     model_config(args.model)
     check_checkpoint(args.pretrained)
@@ -50,7 +56,7 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
         raise RefusedError(f"--data: {error}.") from error
     loaded = load_model(args.model, args.pretrained, device=device)
     sigmoid = getattr(loaded.model, "logit_bias", None) is not None  # only SigLIP's loss trains a bias
-    with full_float32(loaded.model), progress(len(pairs), "retrieval") as advance:
+    with full_float32(loaded.model), progress(len(pairs), NAME) as advance:
         figures, bad = evaluate_pairs(
             loaded.model,
             loaded.tokenizer,
@@ -62,15 +68,40 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
             threads=min(os.cpu_count() or 1, MOST_THREADS),
             advance=advance,
         )
-    found = result.retrieval_result(
-        loaded,
-        manifest_file(args.data),
-        pairs,
-        figures,
-        bad,
-        sigmoid=sigmoid,
-        batch_size=args.batch_size,
-        device=device,
-        argv=argv,
-    )
-    print(json.dumps(found, indent=2, ensure_ascii=False) if args.json else result.retrieval_table(found))
+    facts = {
+        **model_facts(loaded),
+        "data": os.fspath(manifest_file(args.data)),
+        "manifest_sha256": sha256_file(manifest_file(args.data)),
+        "protocol": "a right one among the k best of all, ties in the pairs' order; model's own eval transform",
+        "loss_kind": "sigmoid" if sigmoid else "softmax",
+        "image_size": loaded.image_size,
+        "precision": "fp32",
+        "batch_size": args.batch_size,
+        "device": device,
+    }
+    found = {"bad_images": [vars(b) for b in bad], "results": figures, "intervals": intervals(figures)}
+    said = {"duplicate_captions": duplicates(pairs)}
+    result = facts | said | found | {"versions": versions(), "command": command_line(argv)}
+    as_json = json.dumps(result, indent=2, ensure_ascii=False)
+    if args.output:
+        write_text(args.output, as_json + "\n")
+    print(as_json if args.json else table(result))
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """The figures for a terminal."""
+    from evaluate.retrieval import RECALLS
+
+    row = result["results"]
+    lines = [f"{'recall %':<16}" + "".join(f"{f'@{k}':>8}" for k in RECALLS)]
+    for name in ("image_to_text", "text_to_image"):
+        lines.append(f"{name.replace('_', ' '):<16}" + "".join(f"{row[f'{name}_r{k}']:>8.2f}" for k in RECALLS))
+    lines.append(f"{row['pairs']} pictures, {row['captions']} captions")
+    if "loss" in row:
+        lines[-1] += f"; {result['loss_kind']} loss {row['loss']:.4f}"
+    if result["duplicate_captions"]:
+        lines.append(f"{result['duplicate_captions']} captions are another picture's too, which counts as wrong.")
+    if result["bad_images"]:
+        named = ", ".join(f"{b['shard']}: {b['key']}" for b in result["bad_images"][:5])
+        lines.append(f"{len(result['bad_images'])} unreadable pictures were left out: {named}.")
+    return "\n".join(lines)

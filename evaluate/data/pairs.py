@@ -8,7 +8,8 @@ Cost: every shard is read once to be checked, about 1 s a GB from a fast disk.
 """
 
 import tarfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,3 +78,9 @@ def _parts(shard: Path, sample: dict[str, bytes]) -> tuple[str, str, str]:
         return key, suffix, sample["txt"].decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{shard}: sample {key!r}: its caption is not UTF-8 ({error.reason})") from error
+
+
+def duplicates(pairs: Sequence[Pair]) -> int:
+    """How many of the pictures' captions are captions of another picture too."""
+    pictures = Counter(caption for pair in pairs for caption in set(pair.captions))
+    return sum(times for times in pictures.values() if times > 1)
