@@ -123,15 +123,26 @@ def read_samples(path: Path | str) -> Iterator[dict[str, bytes]]:
 
 
 def _members(path: Path) -> Iterator[tuple[str, bytes]]:
-    """(name, content) of each member; after the last one nothing but zeros may stand, at least two blocks of them."""
+    """(name, content) of each member."""
+    for info, file in read_headers(path):
+        if not info.isfile() or info.issparse():
+            raise DataError(f"{path}: member {info.name!r} is not a plain file")
+        file.seek(info.offset_data)
+        yield info.name, file.read(info.size)
+
+
+def read_headers(path: Path) -> Iterator[tuple[tarfile.TarInfo, BinaryIO]]:
+    """Each member's header, and the tar's file, where its content stands: `info.size` bytes at `info.offset_data`.
+
+    Raises:
+        DataError: no such file, or the tar is cut short or damaged: after the last member nothing but zeros may stand,
+            at least two blocks of them.
+    """
     try:
         with open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:", encoding="utf-8") as tar:
             end = 0
             for info in tar:
-                content = tar.extractfile(info) if info.isfile() else None
-                if content is None:
-                    raise DataError(f"{path}: member {info.name!r} is not a plain file")
-                yield info.name, content.read()
+                yield info, file
                 end = info.offset_data + (info.size + _BLOCK - 1) // _BLOCK * _BLOCK
             _check_end(file, end, path)
     except FileNotFoundError:
