@@ -11,6 +11,8 @@ Legend: N items, B of a batch, D embedding width.
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from PIL import Image
@@ -18,11 +20,43 @@ from torch import Tensor, nn
 
 from evaluate.errors import RefusedError
 from evaluate.ranks import shared_rows, union
-from evaluate.zero_shot import MOST_BAD, BadImage, Preprocess, Tokenizer
+from evaluate.texts import Tokenizer
 
 AHEAD = 2  # batches decoded in advance
+MOST_BAD = 0.01  # share of unreadable pictures above which the result would describe another data set
 
 OpenPicture = Callable[[int], Image.Image]
+Preprocess = Callable[[Image.Image], Tensor]
+
+
+@dataclass(frozen=True)
+class BadImage:
+    """A picture that could not be decoded: counted and named in the result, never dropped silently."""
+
+    shard: str
+    key: str
+    reason: str
+
+
+@contextmanager
+def full_float32(model: nn.Module) -> Iterator[None]:
+    """Inference in eval mode, in float32 proper: no autocast, no TF32. Puts everything back, also after an error.
+
+    ``no_grad`` and not ``inference_mode``: what a model in training keeps of a pass (gathered shards, caches) must
+    serve the next step's backward pass, which inference tensors cannot.
+    """
+    modes = [(module, module.training) for module in model.modules()]  # a locked tower may differ from the rest
+    matmul, conv = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    device_type = next(model.parameters()).device.type
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    model.eval()
+    try:
+        with torch.no_grad(), torch.autocast(device_type, enabled=False):
+            yield
+    finally:
+        for module, was_training in modes:
+            module.training = was_training
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, conv
 
 
 def picture_rows(

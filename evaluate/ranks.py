@@ -10,7 +10,7 @@ computes the last batch again and throws it away. Without a process group this i
 Cost: each rank holds all rows and sends them once (an all-reduce of count x width numbers).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
 import torch.distributed as dist
@@ -23,24 +23,28 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def shared_rows(count: int, batch_size: int, compute: Callable[[Iterator[range]], Iterable[Tensor]]) -> Tensor:
-    """Rows of `count` items, computed in batches by all ranks together.
+    """`shared_batches` of `count` items, at least 1, in batches of `batch_size`; the last may be shorter."""
+    batches = [range(start, min(start + batch_size, count)) for start in range(0, count, batch_size)]
+    return shared_batches(batches, compute)
+
+
+def shared_batches(batches: Sequence[range], compute: Callable[[Iterator[range]], Iterable[Tensor]]) -> Tensor:
+    """Rows of items, computed in batches by all ranks together.
 
     Args:
-        count: number of items, at least 1.
-        batch_size: items a batch; the last batch may be shorter.
+        batches: at least one, none of them empty; together the items from 0 on, in order.
         compute: from this rank's batches, each a range of item numbers, to their rows (B, width), in the same order.
             All rows have one width, dtype and device, which the process group can reduce.
 
     Returns:
-        (count, width), the same on every rank.
+        (items, width), the same on every rank.
     """
-    batches = [range(start, min(start + batch_size, count)) for start in range(0, count, batch_size)]
     rank, size = rank_and_size()
     rounds = -(-len(batches) // size)
     numbers = [turn * size + rank for turn in range(rounds)]
     parts = iter(compute(batches[min(number, len(batches) - 1)] for number in numbers))
     first = next(parts)
-    rows = first.new_zeros((count, first.shape[1]))
+    rows = first.new_zeros((batches[-1].stop, first.shape[1]))
     for number, part in zip(numbers, chain([first], parts), strict=True):
         if number < len(batches):
             rows[batches[number].start : batches[number].stop] = part

@@ -11,8 +11,7 @@ Legend: N pictures, C classes, D embedding width, K guesses a picture.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Any
 
 import torch
 from open_clip import build_zero_shot_classifier
-from PIL import Image
 from torch import Tensor, nn
 
 from data_prep.errors import DataError
@@ -28,23 +26,12 @@ from data_prep.shards import decode_image
 from evaluate import metrics
 from evaluate.data.emoji import Folder, Sample, read_folder
 from evaluate.data.sets import Dataset, EvalSet, Templates
+from evaluate.encode import MOST_BAD, BadImage, Preprocess, full_float32
 from evaluate.errors import RefusedError
 from evaluate.progress import progress
+from evaluate.texts import Tokenizer
 
 TOP_K = 5
-MOST_BAD = 0.01  # share of unreadable pictures above which the result would describe another data set
-
-Preprocess = Callable[[Image.Image], Tensor]
-Tokenizer = Callable[[Sequence[str]], Tensor]
-
-
-@dataclass(frozen=True)
-class BadImage:
-    """A picture that could not be decoded: counted and named in the result, never dropped silently."""
-
-    shard: str
-    key: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -62,27 +49,6 @@ class Encoded:
     def labels(self) -> Tensor:
         """Index of each picture's class in ``folder.classes``: int64 (N,)."""
         return torch.tensor([s.label for s in self.samples], dtype=torch.int64)
-
-
-@contextmanager
-def full_float32(model: nn.Module) -> Iterator[None]:
-    """Inference in eval mode, in float32 proper: no autocast, no TF32. Puts everything back, also after an error.
-
-    ``no_grad`` and not ``inference_mode``: what a model in training keeps of a pass (gathered shards, caches) must
-    serve the next step's backward pass, which inference tensors cannot.
-    """
-    modes = [(module, module.training) for module in model.modules()]  # a locked tower may differ from the rest
-    matmul, conv = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    device_type = next(model.parameters()).device.type
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    model.eval()
-    try:
-        with torch.no_grad(), torch.autocast(device_type, enabled=False):
-            yield
-    finally:
-        for module, was_training in modes:
-            module.training = was_training
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, conv
 
 
 def refuse_non_finite(features: Tensor, what: str) -> None:
