@@ -27,14 +27,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from evaluate.data.pairs import Pair
-from evaluate.encode import encode_texts, picture_rows
+from evaluate.encode import BadImage, Preprocess, picture_rows
 from evaluate.errors import RefusedError
 from evaluate.metrics import wilson_interval
-from evaluate.ranks import shared_rows
-from evaluate.zero_shot import BadImage, Preprocess, Tokenizer
+from evaluate.ranks import shared_batches
+from evaluate.texts import Tokenizer, encode_texts
 
 RECALLS = (1, 5, 10)
-QUERIES, ITEMS = 2048, 4096  # in a block: 32 MB of scores in float32, 64 MB in the loss's float64
+QUERIES, ITEMS = 512, 2048  # in a block: 4 MB of scores in float32; of 32 MB, a CPU takes three times as long for each
 
 
 def evaluate_pairs(
@@ -51,7 +51,7 @@ def evaluate_pairs(
 ) -> tuple[dict[str, float], list[BadImage]]:
     """Encode all pairs and score them; a pair whose picture cannot be read is left out, counted and named.
 
-    Call it on every rank at once, inside `zero_shot.full_float32`; the result is the same on every rank.
+    Call it on every rank at once, inside `encode.full_float32`; the result is the same on every rank.
 
     Args:
         model: an OpenCLIP model with `encode_image`, `encode_text`, `logit_scale` and perhaps `logit_bias`.
@@ -78,7 +78,7 @@ def evaluate_pairs(
     if bad:
         images_ND, pairs = images_ND[readable], [pairs[number] for number in readable]
     captions = [caption for pair in pairs for caption in pair.captions]
-    texts_MD = encode_texts(model, tokenizer, captions, batch_size=batch_size, device=device)
+    texts_MD = encode_texts(model, tokenizer, captions, device=device)
     for features, what in ((images_ND, "image"), (texts_MD, "text")):
         if not features.isfinite().all():
             raise RefusedError(f"retrieval: {what} features are NaN or infinite; the run has diverged")
@@ -179,35 +179,33 @@ def search(queries_QD: Tensor, items_KD: Tensor, starts_Q: Tensor, stops_Q: Tens
 
     def compute(batches: Iterator[range]) -> Iterator[Tensor]:
         for batch in batches:
-            rows = slice(batch.start, batch.stop)
-            queries_BD, starts_B, stops_B = queries_QD[rows], starts_Q[rows], stops_Q[rows]
+            queries_BD, starts_B, stops_B = (x[batch.start : batch.stop] for x in (queries_QD, starts_Q, stops_Q))
             near = [block for block in blocks if block.stop > starts_B[0] and block.start < stops_B[-1]]
             best_B1, at_B1 = best_right(queries_BD, items_KD, near, starts_B, stops_B)
             before_B = torch.zeros_like(at_B1[:, 0])
             total_B = torch.full_like(best_B1[:, 0], loss.nothing if loss else 0.0, dtype=torch.float64)
             for block in blocks:
-                cosines_BT = queries_BD @ items_KD[block].T
+                cosines_BT = queries_BD @ items_KD[block.start : block.stop].T
                 before_B += count_before(cosines_BT, best_B1, at_B1 - block.start)
                 if loss:
                     total_B = loss.add(total_B, cosines_BT)
             yield torch.stack([before_B.double(), loss.finish(total_B, best_B1[:, 0]) if loss else total_B], dim=1)
 
-    largest = max(block.stop - block.start for block in spans(len(queries_QD), QUERIES))
-    return shared_rows(len(queries_QD), largest, compute).cpu()
+    return shared_batches(spans(len(queries_QD), QUERIES), compute).cpu()
 
 
-def spans(count: int, most: int) -> list[slice]:
+def spans(count: int, most: int) -> list[range]:
     """`count` items in consecutive blocks of at most `most`, whose lengths differ by one.
 
     Of a narrower last block the same cosine may come out of another kernel with another last bit, and equal items would
     not tie.
     """
     blocks = -(-count // most)
-    return [slice(count * i // blocks, count * (i + 1) // blocks) for i in range(blocks)]
+    return [range(count * i // blocks, count * (i + 1) // blocks) for i in range(blocks)]
 
 
 def best_right(
-    queries_BD: Tensor, items_KD: Tensor, blocks: Sequence[slice], starts_B: Tensor, stops_B: Tensor
+    queries_BD: Tensor, items_KD: Tensor, blocks: Sequence[range], starts_B: Tensor, stops_B: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Score and number of each query's best right item, the first of equal ones: (B, 1) and int64 (B, 1).
 
@@ -220,7 +218,7 @@ def best_right(
     for block in blocks:
         numbers_T = torch.arange(block.start, block.stop, device=device)
         right_BT = (numbers_T >= starts_B1) & (numbers_T < stops_B1)
-        scores_BT = (queries_BD @ items_KD[block].T).masked_fill_(~right_BT, float("-inf"))
+        scores_BT = (queries_BD @ items_KD[block.start : block.stop].T).masked_fill_(~right_BT, float("-inf"))
         here_B1 = scores_BT.amax(dim=1, keepdim=True)
         first_B1 = torch.where(scores_BT == here_B1, numbers_T, len(items_KD)).amin(dim=1, keepdim=True)
         at_B1 = torch.where(here_B1 > best_B1, first_B1, at_B1)
@@ -229,6 +227,6 @@ def best_right(
 
 
 def count_before(scores_BT: Tensor, best_B1: Tensor, at_B1: Tensor) -> Tensor:
-    """How many of a block's items have a greater score, or the same and a column before `at_B1`: int64 (B,)."""
+    """How many of a block's items have a greater score, or the same and a column before `at_B1`: int32 (B,)."""
     earlier_BT = torch.arange(scores_BT.shape[1], device=scores_BT.device) < at_B1
-    return ((scores_BT > best_B1) | ((scores_BT == best_B1) & earlier_BT)).sum(dim=1)
+    return ((scores_BT > best_B1) | ((scores_BT == best_B1) & earlier_BT)).sum(dim=1, dtype=torch.int32)

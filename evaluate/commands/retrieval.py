@@ -39,11 +39,11 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
     from data_prep.errors import DataError
     from data_prep.manifest import sha256_file
     from evaluate.data.pairs import duplicates, manifest_file, read_pairs
+    from evaluate.encode import full_float32
     from evaluate.models import check_checkpoint, load_model, model_config
     from evaluate.progress import progress
     from evaluate.result import check_writable, command_line, model_facts, versions
     from evaluate.retrieval import evaluate_pairs, intervals
-    from evaluate.zero_shot import full_float32
 
     if args.output:
         check_writable(args.output)
