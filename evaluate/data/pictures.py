@@ -10,11 +10,11 @@ from functools import cached_property
 from pathlib import Path
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Place:
     """Where an encoded picture lies: a whole file, or `size` bytes from `offset` in an uncompressed tar."""
 
-    file: Path
+    file: str | Path  # text where each picture has a file of its own: a million paths would cost a minute
     offset: int
     size: int
 

@@ -2,7 +2,8 @@
 
     dataset, folders = read_dataset(get_dataset("imagenet1k"), "imagenet/val", limit=None, per_class=None, seed=0)
 
-The emoji set has a form of its own; everything else is a tree of class folders.
+A folder with ``test/nshards.txt`` or an address (``https://…``) is in CLIP_benchmark's webdataset layout; the emoji set
+has a form of its own; everything else is a tree of class folders.
 """
 
 import hashlib
@@ -10,10 +11,11 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from evaluate.data import emoji
-from evaluate.data.classes import class_list, shared_names
+from evaluate.data import emoji, webdataset
+from evaluate.data.classes import ClassList, class_list, shared_names
 from evaluate.data.pictures import Pictures
-from evaluate.data.sets import EMOJI, Dataset
+from evaluate.data.remote import bring, is_address
+from evaluate.data.sets import ANY, EMOJI, PHOTO, Dataset, Templates
 from evaluate.data.tree import read_tree
 from evaluate.errors import RefusedError
 
@@ -57,9 +59,64 @@ def _read(dataset: Dataset, root: str) -> tuple[Dataset, list[Readied]]:
     """Every picture of the data set, by the reader of its form."""
     if dataset.name == EMOJI.name:
         return dataset, [_emoji(dataset, root, name) for name in dataset.folders]
+    folder = bring(root) if is_address(root) else Path(root)
+    if webdataset.has_layout(folder):
+        return _webdataset(dataset, root, folder)
+    if dataset.name.startswith(ANY):
+        webdataset.refuse_neighbours(folder)
+        raise RefusedError(f"{root} has no test/nshards.txt, so it is no set in CLIP_benchmark's webdataset layout.")
     classes = class_list(dataset.classes, dataset.subset)
-    pictures = read_tree(Path(root), classes, numbered=dataset.numbered)
+    try:
+        pictures = read_tree(folder, classes, numbered=dataset.numbered)
+    except RefusedError:
+        webdataset.refuse_neighbours(folder)
+        raise
     return dataset, [_whole(dataset, pictures, list(classes.names))]
+
+
+def _webdataset(dataset: Dataset, root: str, folder: Path) -> tuple[Dataset, list[Readied]]:
+    """A set in CLIP_benchmark's layout: of one with an entry here the entry's classes and prompts rule."""
+    webdataset.refuse_other_types(folder)
+    own = webdataset.read_names(folder)
+    if dataset.name.startswith(ANY):
+        if own is None:
+            raise RefusedError(f"{root} has no {webdataset.NAMES}, the names of its classes, one a line.")
+        classes = ClassList(tuple(map(str, range(len(own)))), tuple(own))
+        templates = {"photo": PHOTO}
+        if (texts := webdataset.read_templates(folder)) is not None:
+            templates["full"] = Templates("full", texts)
+        dataset = replace(dataset, templates=templates)
+    else:
+        classes = class_list(dataset.classes, dataset.subset)
+        if own is not None:
+            dataset = replace(dataset, about=dataset.about + _differences(root, classes, own))
+    places, names, labels = webdataset.read_samples(folder, len(classes))
+    empty = [classes.names[label] for label in sorted(set(range(len(classes))) - set(labels))]
+    if empty:
+        named = ", ".join(empty[:3]) + (", …" if len(empty) > 3 else "")
+        said = f"{len(empty):,} of {len(classes):,} classes have no picture ({named})"
+        if not dataset.name.startswith(ANY):
+            raise RefusedError(f"{root}: {said}. Copy the set again, or give it as --dataset {ANY}NAME.")
+        dataset = replace(dataset, about=(*dataset.about, f"{said}; they take part as wrong guesses."))
+    pictures = Pictures(root, list(classes.ids), places, names, labels)
+    return dataset, [_whole(dataset, pictures, list(classes.names))]
+
+
+def _differences(root: str, classes: ClassList, own: list[str]) -> tuple[str, ...]:
+    """A note on the names that the set brings, where they are not those used. Raises RefusedError for other classes."""
+    if len(own) != len(classes):
+        raise RefusedError(
+            f"{root}: {webdataset.NAMES} has {len(own):,} classes, expected {len(classes):,}. Give the data set that "
+            f"it is, or --dataset {ANY}NAME to use its own names."
+        )
+    differing = [(ours, theirs) for ours, theirs in zip(classes.names, own, strict=True) if ours != theirs]
+    if not differing:
+        return ()
+    ours, theirs = differing[0]
+    return (
+        f"{len(differing):,} class names differ from the {webdataset.NAMES} beside the pictures, first {ours!r} (used) "
+        f"and {theirs!r} (there); --dataset {ANY}NAME uses those.",
+    )
 
 
 def _whole(dataset: Dataset, pictures: Pictures, class_names: list[str]) -> Readied:

@@ -137,8 +137,12 @@ def get_dataset(name: str) -> Dataset:
         RefusedError: an unknown name; it says the nearest known ones.
     """
     if name.startswith(ANY) and name != ANY:
-        return Dataset(name, {}, (EvalSet(name, name.removeprefix(ANY)),), "classnames.txt")
+        known = DATASETS.get(name.removeprefix(ANY))
+        official = known.official if known else None
+        return Dataset(name, {}, (EvalSet(name, name.removeprefix(ANY)),), "classnames.txt", official=official)
     if name not in DATASETS:
-        known = f"{', '.join(DATASETS)}, and {ANY}NAME for any set in CLIP_benchmark's webdataset layout"
-        raise RefusedError(f"--dataset {name!r} is not known{nearest(name, DATASETS)}. Known: {known}.")
+        raise RefusedError(
+            f"--dataset {name!r} is not known{nearest(name, DATASETS)}. Known: {', '.join(DATASETS)}, and {ANY}NAME "
+            "for any set in CLIP_benchmark's webdataset layout."
+        )
     return DATASETS[name]
