@@ -8,11 +8,11 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from evaluate.commands import report, retrieval, scaling, zero_shot
+from evaluate.commands import attention, dispersion, report, retrieval, scaling, zero_shot
 from evaluate.commands.options import add_model_configs
 from evaluate.errors import RefusedError
 
-COMMANDS = {command.NAME: command for command in (zero_shot, retrieval, report, scaling)}
+COMMANDS = {command.NAME: command for command in (zero_shot, retrieval, report, scaling, dispersion, attention)}
 
 
 def parser() -> argparse.ArgumentParser:

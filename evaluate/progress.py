@@ -11,10 +11,10 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 @contextmanager
-def progress(total: int, label: str) -> Iterator[Callable[[int], object]]:
-    """Yields ``advance(count)``. Writes to stderr, so that stdout holds the result alone."""
+def progress(total: int, label: str, unit: str = "image") -> Iterator[Callable[[int], object]]:
+    """Yields ``advance(count)`` of ``unit``s. Writes to stderr, so that stdout holds the result alone."""
     if sys.stderr.isatty():
-        with tqdm(total=total, desc=label, unit="image", leave=False) as bar:
+        with tqdm(total=total, desc=label, unit=unit, leave=False) as bar:
             yield bar.update
         return
 
@@ -27,6 +27,6 @@ def progress(total: int, label: str) -> Iterator[Callable[[int], object]]:
         if done >= total or now - last_line >= SECONDS_BETWEEN_LINES:
             last_line = now
             rate = done / max(now - started, 1e-9)
-            print(f"{label}: {done}/{total} images, {rate:.0f}/s", file=sys.stderr, flush=True)
+            print(f"{label}: {done}/{total} {unit}s, {rate:.0f}/s", file=sys.stderr, flush=True)
 
     yield advance
