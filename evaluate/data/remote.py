@@ -24,6 +24,8 @@ from evaluate.errors import RefusedError
 # A data set's page on Hugging Face, and the address of its files: USER/REPO/tree/BRANCH
 _PAGE = re.compile(r"(https://huggingface\.co/datasets/[^/]+/[^/]+)/(?:tree|blob|raw|resolve)/(.+)")
 
+MARKS = ("ETag", "Last-Modified", "LastModified", "mtime")  # what file systems call a version of a file
+
 
 def is_address(root: str) -> bool:
     """Whether `root` is an address and not a folder."""
@@ -39,7 +41,13 @@ def bring(address: str) -> Path:
     address = address.rstrip("/")
     files = Files(_PAGE.sub(r"\1/resolve/\2", address))
     folder = cache() / hashlib.sha256(address.encode()).hexdigest()[:16]
-    (folder / SPLIT).mkdir(parents=True, exist_ok=True)
+    try:
+        (folder / SPLIT).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RefusedError(
+            f"{folder}, where {address} would be copied to, cannot be made ({error.strerror}). Set XDG_CACHE_HOME to "
+            "a folder with room."
+        ) from error
     if not files.small(f"{SPLIT}/{SHARDS}", folder):
         raise RefusedError(f"{address} has no {SPLIT}/{SHARDS}, so no set in CLIP_benchmark's webdataset layout.")
     for name in (NAMES, TEMPLATES, TYPE):
@@ -94,7 +102,7 @@ class Files:
         try:
             info = self._system.info(address)
             size = info.get("size")
-            version = f"{size} {info.get('ETag') or info.get('LastModified') or info.get('mtime')}"
+            version = " ".join([str(size), *(str(info[mark]) for mark in MARKS if mark in info)])
             if final.exists() and mark.exists() and mark.read_text(encoding="utf-8") == version:
                 return
             print(f"{what}: {address}, {size or 0:,} bytes", file=sys.stderr, flush=True)
