@@ -22,7 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the subcommand takes."""
     checkpoint_arguments(parser)
     parser.add_argument(
-        "--data", required=True, type=Path, metavar="MANIFEST", help="manifest.jsonl of the pairs, or its folder"
+        "--data",
+        required=True,
+        metavar="MANIFEST|DIR",
+        help="manifest.jsonl of the pairs, or its folder; or a folder or address in CLIP_benchmark's webdataset "
+        "layout, with several captions a picture",
     )
     parser.add_argument("--output", type=Path, metavar="FILE.json", help="where the result goes as JSON")
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
@@ -38,7 +42,7 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
     from data_prep.atomic import write_text
     from data_prep.errors import DataError
     from data_prep.manifest import sha256_file
-    from evaluate.data.pairs import duplicates, manifest_file, read_pairs
+    from evaluate.data.pairs import duplicates, list_sha256, manifest_file, read_pairs
     from evaluate.encode import full_float32
     from evaluate.models import check_checkpoint, load_model, model_config
     from evaluate.progress import progress
@@ -68,10 +72,12 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
             threads=min(os.cpu_count() or 1, MOST_THREADS),
             advance=advance,
         )
+    manifest = manifest_file(Path(args.data))
     facts = {
         **model_facts(loaded),
-        "data": os.fspath(manifest_file(args.data)),
-        "manifest_sha256": sha256_file(manifest_file(args.data)),
+        "data": args.data,
+        "manifest_sha256": sha256_file(manifest) if manifest.is_file() else None,
+        "list_sha256": list_sha256(pairs),
         "protocol": "a right one among the k best of all, ties in the pairs' order; model's own eval transform",
         "loss_kind": "sigmoid" if sigmoid else "softmax",
         "image_size": loaded.image_size,

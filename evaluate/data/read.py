@@ -59,17 +59,19 @@ def _read(dataset: Dataset, root: str) -> tuple[Dataset, list[Readied]]:
     """Every picture of the data set, by the reader of its form."""
     if dataset.name == EMOJI.name:
         return dataset, [_emoji(dataset, root, name) for name in dataset.folders]
-    folder = bring(root) if is_address(root) else Path(root)
-    if webdataset.has_layout(folder):
+    folder = bring(root, dataset.split) if is_address(root) else Path(root)
+    if webdataset.has_layout(folder, dataset.split):
         return _webdataset(dataset, root, folder)
     if dataset.name.startswith(ANY):
-        webdataset.refuse_neighbours(folder)
-        raise RefusedError(f"{root} has no test/nshards.txt, so it is no set in CLIP_benchmark's webdataset layout.")
+        webdataset.refuse_neighbours(folder, dataset.split)
+        raise RefusedError(
+            f"{root} has no {dataset.split}/nshards.txt, so it is no set in CLIP_benchmark's webdataset layout."
+        )
     classes = class_list(dataset.classes, dataset.subset)
     try:
         pictures = read_tree(folder, classes, numbered=dataset.numbered)
     except RefusedError:
-        webdataset.refuse_neighbours(folder)
+        webdataset.refuse_neighbours(folder, dataset.split)
         raise
     return dataset, [_whole(dataset, pictures, list(classes.names))]
 
@@ -90,7 +92,7 @@ def _webdataset(dataset: Dataset, root: str, folder: Path) -> tuple[Dataset, lis
         classes = class_list(dataset.classes, dataset.subset)
         if own is not None:
             dataset = replace(dataset, about=dataset.about + _differences(root, classes, own))
-    places, names, labels = webdataset.read_samples(folder, len(classes))
+    places, names, labels = webdataset.read_labelled(folder, dataset.split, len(classes))
     empty = [classes.names[label] for label in sorted(set(range(len(classes))) - set(labels))]
     if empty:
         named = ", ".join(empty[:3]) + (", …" if len(empty) > 3 else "")

@@ -18,7 +18,7 @@ from typing import Any
 import fsspec  # type: ignore[import-untyped]
 
 from data_prep import atomic
-from evaluate.data.webdataset import NAMES, SHARDS, SPLIT, TEMPLATES, TYPE, shards_of
+from evaluate.data.webdataset import NAMES, SHARDS, TEMPLATES, TEST, TYPE, shards_of
 from evaluate.errors import RefusedError
 
 # A data set's page on Hugging Face, and the address of its files: USER/REPO/tree/BRANCH
@@ -32,8 +32,8 @@ def is_address(root: str) -> bool:
     return "://" in root
 
 
-def bring(address: str) -> Path:
-    """The folder of this machine that holds what `address` does.
+def bring(address: str, split: str = TEST) -> Path:
+    """The folder of this machine that holds one split of what `address` does.
 
     Raises:
         RefusedError: nothing in the layout is there, it cannot be reached, or a package for its protocol is missing.
@@ -42,21 +42,21 @@ def bring(address: str) -> Path:
     files = Files(_PAGE.sub(r"\1/resolve/\2", address))
     folder = cache() / hashlib.sha256(address.encode()).hexdigest()[:16]
     try:
-        (folder / SPLIT).mkdir(parents=True, exist_ok=True)
+        (folder / split).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RefusedError(
             f"{folder}, where {address} would be copied to, cannot be made ({error.strerror}). Set XDG_CACHE_HOME to "
             "a folder with room."
         ) from error
-    if not files.small(f"{SPLIT}/{SHARDS}", folder):
-        raise RefusedError(f"{address} has no {SPLIT}/{SHARDS}, so no set in CLIP_benchmark's webdataset layout.")
+    if not files.small(f"{split}/{SHARDS}", folder):
+        raise RefusedError(f"{address} has no {split}/{SHARDS}, so no set in CLIP_benchmark's webdataset layout.")
     for name in (NAMES, TEMPLATES, TYPE):
         files.small(name, folder)
-    shards = shards_of(folder)
-    for extra in {path.name for path in (folder / SPLIT).glob("*.tar")} - set(shards):
-        (folder / SPLIT / extra).unlink()  # of an earlier, larger version of the set
+    shards = shards_of(folder, split)
+    for extra in {path.name for path in (folder / split).glob("*.tar")} - set(shards):
+        (folder / split / extra).unlink()  # of an earlier, larger version of the set
     for number, shard in enumerate(shards):
-        files.large(f"{SPLIT}/{shard}", folder, f"shard {number + 1} of {len(shards)}")
+        files.large(f"{split}/{shard}", folder, f"shard {number + 1} of {len(shards)}")
     return folder
 
 

@@ -6,7 +6,7 @@ An entry says nothing about a model; ``read.py`` finds the reader for it and ``z
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from open_clip import OPENAI_IMAGENET_TEMPLATES, SIMPLE_IMAGENET_TEMPLATES
@@ -48,6 +48,7 @@ class Dataset:
     numbered: bool = False  # class folders are numbers: label = int(name)
     official: int | None = None  # pictures of the official set: fewer are partial, more are refused
     about: tuple[str, ...] = ()  # what a reader has to know
+    split: str = "test"  # in CLIP_benchmark's layout, where "train" is the other
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -128,6 +129,12 @@ DATASETS = {
         _imagenet("imagenet21k-miil", "ImageNet-21k-P (MIIL, 11,221 classes)", None, "imagenet-21k-miil"),
     )
 }
+
+
+def training_part(dataset: Dataset) -> Dataset:
+    """The entry of the training pictures of a data set's first set: ROOT/train/ where the set comes in parts."""
+    first = dataset.sets[0]
+    return replace(dataset, sets=(replace(first, folder=first.folder and "train"),), split="train", official=None)
 
 
 def get_dataset(name: str) -> Dataset:

@@ -3,7 +3,8 @@
     ROOT/test/nshards.txt  0.tar  1.tar …       ROOT/classnames.txt  zeroshot_classification_templates.txt
                                                 ROOT/dataset_type.txt (only where it is no plain classification)
 
-Each sample is KEY.webp, .png, .jpg or .jpeg and KEY.cls, its label as digits. Only headers and labels are read here.
+Each sample is KEY.webp, .png, .jpg or .jpeg and KEY.cls, its label as digits; in a retrieval set KEY.txt, a caption a
+line. Only headers, labels and captions are read here. Training pictures lie in the same form in ROOT/train/.
 The rules are those of CLIP_benchmark's ``build_wds_dataset`` (https://github.com/LAION-AI/CLIP_benchmark, 48de38c):
 shards 0 to nshards - 1 in that order, class names and prompts one a line, ``{c}`` for the name.
 
@@ -23,12 +24,13 @@ from data_prep.shards import read_headers
 from evaluate.data.pictures import Place
 from evaluate.errors import RefusedError
 
-SPLIT = "test"
+TEST, TRAIN = "test", "train"  # splits
 SHARDS = "nshards.txt"
 NAMES = "classnames.txt"
 TEMPLATES = "zeroshot_classification_templates.txt"
 TYPE = "dataset_type.txt"
 SUFFIXES = ("webp", "png", "jpg", "jpeg")
+TEXTS = ("cls", "txt")
 _KEY_AND_SUFFIX = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")  # webdataset's rule, less hidden files
 _LABEL = re.compile(rb"\s*(-?[0-9]{1,9})\s*")
 
@@ -39,25 +41,26 @@ class Sample:
 
     key: str
     pictures: dict[str, Place] = field(default_factory=dict)  # by suffix
-    label: bytes | None = None
+    texts: dict[str, bytes] = field(default_factory=dict)  # the content of its .cls and .txt
     others: list[str] = field(default_factory=list)  # its other suffixes
 
 
-def has_layout(root: Path) -> bool:
-    """Whether a folder is in this layout."""
-    return (root / SPLIT / SHARDS).is_file()
+def has_layout(root: Path, split: str = TEST) -> bool:
+    """Whether a folder is in this layout and has that split."""
+    return (root / split / SHARDS).is_file()
 
 
-def refuse_neighbours(root: Path) -> None:
+def refuse_neighbours(root: Path, split: str = TEST) -> None:
     """Raise RefusedError where `root` is not in this layout and a folder beside it is, which was probably meant."""
     if (root / SHARDS).is_file():
         raise RefusedError(f"{root}: one split of a set in CLIP_benchmark's layout. Probably meant: {root.parent}")
     inner = sorted(p for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
     for meant in (root.parent, *inner[:100]):
-        if has_layout(meant):
-            raise RefusedError(f"{root} has no {SPLIT}/{SHARDS}. Probably meant: {meant}")
-    if (root / "train" / SHARDS).is_file():
-        raise RefusedError(f"{root} has train/{SHARDS} and no {SPLIT}/{SHARDS}; the {SPLIT} split is measured on.")
+        if has_layout(meant, split):
+            raise RefusedError(f"{root} has no {split}/{SHARDS}. Probably meant: {meant}")
+    other = TRAIN if split == TEST else TEST
+    if has_layout(root, other):
+        raise RefusedError(f"{root} has {other}/{SHARDS} and no {split}/{SHARDS}, which is the split wanted here.")
 
 
 def read_names(root: Path) -> list[str] | None:
@@ -120,49 +123,60 @@ def refuse_other_types(root: Path) -> None:
         raise RefusedError(f"{root} has several labels a picture, which top-1 and top-5 do not describe.")
 
 
-def shards_of(root: Path) -> list[str]:
+def shards_of(root: Path, split: str) -> list[str]:
     """Names of the shards, "0.tar" and so on. Raises RefusedError where their number is no number above 0."""
-    text = _text(root / SPLIT / SHARDS)
+    text = _text(root / split / SHARDS)
     if text is None:
-        raise RefusedError(f"{root} has no {SPLIT}/{SHARDS}, so it is not in CLIP_benchmark's webdataset layout.")
+        raise RefusedError(f"{root} has no {split}/{SHARDS}, so it is not in CLIP_benchmark's webdataset layout.")
     number = text.strip()
     if not (number.isascii() and number.isdigit() and int(number) > 0):
-        raise RefusedError(f"{root / SPLIT / SHARDS} must hold the number of shards, found {text[:40]!r}.")
+        raise RefusedError(f"{root / split / SHARDS} must hold the number of shards, found {text[:40]!r}.")
     return [f"{shard}.tar" for shard in range(int(number))]
 
 
-def refuse_other_shards(root: Path, shards: list[str]) -> None:
+def refuse_other_shards(folder: Path, shards: list[str]) -> None:
     """Raise RefusedError unless the split's folder holds exactly these shards."""
-    found = {path.name for path in (root / SPLIT).glob("*.tar") if not path.name.startswith(".")}
+    found = {path.name for path in folder.glob("*.tar") if not path.name.startswith(".")}
     for what, names in (("without", [s for s in shards if s not in found]), ("and", sorted(found - set(shards)))):
         if names:
             raise RefusedError(
-                f"{root / SPLIT}: {SHARDS} says {len(shards)}, 0.tar to {shards[-1]}; found {len(found)} {what} "
+                f"{folder}: {SHARDS} says {len(shards)}, 0.tar to {shards[-1]}; found {len(found)} {what} "
                 f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}. Copy the set again, or put the number right."
             )
 
 
-def read_samples(root: Path, classes: int) -> tuple[list[Place], list[str], list[int]]:
+def read_labelled(root: Path, split: str, classes: int) -> tuple[list[Place], list[str], list[int]]:
     """Where each picture of the split lies, its name ("0.tar:KEY") and its label, in the order of the shards.
 
     Raises:
-        RefusedError: a shard is missing, too many, cut short or damaged, holds a link, a sample twice or without
-            exactly one picture and one label, or a label is not one of `classes`.
+        RefusedError: as `read_samples`; no label, or one that is not one of `classes`.
     """
-    shards = shards_of(root)
-    refuse_other_shards(root, shards)
     places: list[Place] = []
     names: list[str] = []
     labels: list[int] = []
-    for shard in shards:
-        for sample in _samples(root / SPLIT / shard):
-            name = f"{shard}:{sample.key}"
-            places.append(_picture(name, sample))
-            names.append(name)
-            labels.append(_label(name, sample, classes))
-    if not places:
-        raise RefusedError(f"{root / SPLIT}: the shards hold no sample.")
+    for name, place, sample in read_samples(root, split):
+        places.append(place)
+        names.append(name)
+        labels.append(_label(name, sample, classes))
     return places, names, labels
+
+
+def read_samples(root: Path, split: str) -> Iterator[tuple[str, Place, Sample]]:
+    """Each sample of the split, its name ("0.tar:KEY") and where its picture lies, in the order of the shards.
+
+    Raises:
+        RefusedError: a shard is missing, too many, cut short or damaged, holds a link, a sample twice or without
+            exactly one picture, or there is no sample.
+    """
+    shards = shards_of(root, split)
+    refuse_other_shards(root / split, shards)
+    empty = True
+    for shard in shards:
+        for sample in _samples(root / split / shard):
+            empty, name = False, f"{shard}:{sample.key}"
+            yield name, _picture(name, sample), sample
+    if empty:
+        raise RefusedError(f"{root / split}: the shards hold no sample.")
 
 
 def _samples(shard: Path) -> Iterator[Sample]:
@@ -199,13 +213,13 @@ def _key_and_suffix(shard: Path, info: tarfile.TarInfo) -> tuple[str, str] | Non
 
 def _add(shard: Path, sample: Sample, suffix: str, info: tarfile.TarInfo, file: BinaryIO) -> None:
     """Note a member of a sample."""
-    if suffix in sample.pictures or (suffix == "cls" and sample.label is not None):
+    if suffix in sample.pictures or suffix in sample.texts:
         raise RefusedError(f"{shard}: sample {sample.key!r} has .{suffix} twice. Make the set again.")
     if suffix in SUFFIXES:
         sample.pictures[suffix] = Place(shard, info.offset_data, info.size)
-    elif suffix == "cls":
+    elif suffix in TEXTS:
         file.seek(info.offset_data)
-        sample.label = file.read(min(info.size, 64))
+        sample.texts[suffix] = file.read(info.size)
     else:
         sample.others.append(suffix)
 
@@ -220,12 +234,12 @@ def _picture(name: str, sample: Sample) -> Place:
 
 def _label(name: str, sample: Sample, classes: int) -> int:
     """The label of a sample."""
-    if sample.label is None:
-        found = ", ".join([*sample.pictures, *sample.others])
+    if "cls" not in sample.texts:
+        found = ", ".join([*sample.pictures, *sample.texts, *sample.others])
         raise RefusedError(f"{name} has no label (.cls), found {found}.")
-    digits = _LABEL.fullmatch(sample.label)
+    digits = _LABEL.fullmatch(sample.texts["cls"])
     if digits is None:
-        raise RefusedError(f"{name}.cls must be a class index as digits, found {sample.label[:20]!r}.")
+        raise RefusedError(f"{name}.cls must be a class index as digits, found {sample.texts['cls'][:20]!r}.")
     label = int(digits[1])
     if not 0 <= label < classes:
         raise RefusedError(
