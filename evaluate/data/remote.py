@@ -21,8 +21,8 @@ from data_prep import atomic
 from evaluate.data.webdataset import NAMES, SHARDS, TEMPLATES, TEST, TYPE, shards_of
 from evaluate.errors import RefusedError
 
-# A data set's page on Hugging Face, and the address of its files: USER/REPO/tree/BRANCH
-_PAGE = re.compile(r"(https://huggingface\.co/datasets/[^/]+/[^/]+)/(?:tree|blob|raw|resolve)/(.+)")
+# A data set's page on Hugging Face: USER/REPO, perhaps /tree/BRANCH; its files are at USER/REPO/resolve/BRANCH.
+_PAGE = re.compile(r"(https://huggingface\.co/datasets/[^/]+/[^/]+)(?:/(?:tree|blob|raw|resolve)/(.+))?")
 
 MARKS = ("ETag", "Last-Modified", "LastModified", "mtime")  # what file systems call a version of a file
 
@@ -39,7 +39,8 @@ def bring(address: str, split: str = TEST) -> Path:
         RefusedError: nothing in the layout is there, it cannot be reached, or a package for its protocol is missing.
     """
     address = address.rstrip("/")
-    files = Files(_PAGE.sub(r"\1/resolve/\2", address))
+    page = _PAGE.fullmatch(address)
+    files = Files(f"{page[1]}/resolve/{page[2] or 'main'}" if page else address)
     folder = cache() / hashlib.sha256(address.encode()).hexdigest()[:16]
     try:
         (folder / split).mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ line. Only headers, labels and captions are read here. Training pictures lie in 
 The rules are those of CLIP_benchmark's ``build_wds_dataset`` (https://github.com/LAION-AI/CLIP_benchmark, 48de38c):
 shards 0 to nshards - 1 in that order, class names and prompts one a line, ``{c}`` for the name.
 
-Cost: about 25,000 samples a second.
+Cost: about 3 s for 50,000 samples.
 """
 
 import re
@@ -31,6 +31,7 @@ TEMPLATES = "zeroshot_classification_templates.txt"
 TYPE = "dataset_type.txt"
 SUFFIXES = ("webp", "png", "jpg", "jpeg")
 TEXTS = ("cls", "txt")
+LONGEST_TEXT = 1 << 20  # bytes; no label and no caption comes near it
 _KEY_AND_SUFFIX = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")  # webdataset's rule, less hidden files
 _LABEL = re.compile(rb"\s*(-?[0-9]{1,9})\s*")
 
@@ -218,6 +219,10 @@ def _add(shard: Path, sample: Sample, suffix: str, info: tarfile.TarInfo, file: 
     if suffix in SUFFIXES:
         sample.pictures[suffix] = Place(shard, info.offset_data, info.size)
     elif suffix in TEXTS:
+        if info.size > LONGEST_TEXT:
+            raise RefusedError(
+                f"{shard}: {info.name!r} has {info.size:,} bytes, no label or caption. Make the set again."
+            )
         file.seek(info.offset_data)
         sample.texts[suffix] = file.read(info.size)
     else:

@@ -182,8 +182,8 @@ def test_the_page_of_a_set_is_the_address_of_its_files(monkeypatch: pytest.Monke
         raise ValueError("enough")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", note)
-    for address in ("datasets/a/b/tree/main", "datasets/a/b/tree/main/sub", "datasets/a/b/resolve/v2"):
+    for address in ("datasets/a/b", "datasets/a/b/tree/main/", "datasets/a/b/tree/main/sub", "datasets/a/b/resolve/v2"):
         with pytest.raises(RefusedError):
             bring(f"https://huggingface.co/{address}")
     base = "https://huggingface.co/datasets/a/b/resolve"
-    assert asked == [f"{base}/main", f"{base}/main/sub", f"{base}/v2"]
+    assert asked == [f"{base}/main", f"{base}/main", f"{base}/main/sub", f"{base}/v2"]

@@ -211,6 +211,7 @@ def text(name: str, content: str) -> Callable[[Path], None]:
         (shard_of(("a.png", b""), ("a.cls", b"-1")), "1.tar:a.cls: label -1 is out of range"),
         (shard_of(("a.png", b""), ("a.cls", b"one")), "must be a class index as digits, found b'one'"),
         (shard_of(("a.png", b""), ("a.cls", b"")), "must be a class index as digits, found b''"),
+        (shard_of(("a.png", b""), ("a.cls", bytes(1 << 21))), "'a.cls' has 2,097,152 bytes, no label or caption"),
         (shard_of(("a.png", b""), ("a.txt", b"a cat")), "1.tar:a has no label (.cls), found png, txt"),
         (shard_of(("a.cls", b"1"), ("a.json", b"{}")), "must have one picture (webp, png, jpg, jpeg), found json"),
         (shard_of(("a.cls", b"1"), ("a.png", b""), ("a.jpg", b"")), "must have one picture"),
