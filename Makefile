@@ -62,4 +62,4 @@ $(RUN)/zero-shot.json: $(RUN)/checkpoint.pt
 		--dataset emoji --root $(DATA) --output $(RUN)/zero-shot.json
 
 $(RUN)/report.html: $(RUN)/zero-shot.json
-	$(PY) -m evaluate report --run $(RUN) --root $(DATA)
+	$(PY) -m evaluate report $(RUN) --root $(DATA)

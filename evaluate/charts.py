@@ -1,6 +1,6 @@
 """Charts as inline SVG text: no plotting library, no script, colours from the page's style sheet (so dark mode works).
 
-A curve's colour is the CSS class ``s0``, ``s1``, … of its place in the list. Sizes are in CSS pixels.
+A curve's colour is its CSS class, ``s0`` to ``s7``. Sizes are in CSS pixels.
 """
 
 import math
@@ -19,6 +19,7 @@ class Curve:
     name: str
     xs: Sequence[float]
     ys: Sequence[float]
+    css: str = "s0"
 
 
 def nice_ticks(low: float, high: float, most: int) -> list[float]:
@@ -49,7 +50,7 @@ def thin(curve: Curve) -> Curve:
     if stride <= 1:
         return curve
     keep = [*range(0, len(curve.xs) - 1, stride), len(curve.xs) - 1]
-    return Curve(curve.name, [curve.xs[i] for i in keep], [curve.ys[i] for i in keep])
+    return Curve(curve.name, [curve.xs[i] for i in keep], [curve.ys[i] for i in keep], curve.css)
 
 
 def label_of(value: float) -> str:
@@ -106,12 +107,12 @@ def line_chart(
         f'<text class="axis-label" x="12" y="{middle:.0f}" text-anchor="middle" '
         f'transform="rotate(-90 12 {middle:.0f})">{escape(y_label)}</text>'
     )
-    for i, curve in enumerate(curves):
+    for curve in curves:
         shown = thin(curve)
-        parts.append(path(shown.xs, shown.ys, f"raw s{i}"))
-    for i, curve in enumerate(curves):
+        parts.append(path(shown.xs, shown.ys, f"raw {curve.css}"))
+    for curve in curves:
         average = thin(Curve(curve.name, curve.xs, smooth(curve.ys, max(5, len(curve.ys) // 20))))
-        parts.append(path(average.xs, average.ys, f"line s{i}"))
+        parts.append(path(average.xs, average.ys, f"line {curve.css}"))
     return "".join([*parts, "</svg>"])
 
 

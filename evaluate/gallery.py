@@ -15,7 +15,7 @@ import torch
 
 from evaluate import metrics
 from evaluate.data.emoji import ClassEntry
-from evaluate.zero_shot import Encoded
+from evaluate.examples import Examples
 
 SHOWN = 12
 RIGHT_SHOWN = 8  # of SHOWN, where there are that many
@@ -74,7 +74,7 @@ def draw_both(
 
 
 @torch.inference_mode()
-def retrieve(encoded: Encoded) -> tuple[list[Retrieval], int]:
+def retrieve(encoded: Examples) -> tuple[list[Retrieval], int]:
     """Captions with their ``TOP`` pictures, and for how many of all captions a right picture is among them."""
     scores_CN = (encoded.images @ encoded.classifier).T
     best_CK = metrics.top_k(scores_CN, TOP)
@@ -86,10 +86,10 @@ def retrieve(encoded: Encoded) -> tuple[list[Retrieval], int]:
 
 
 @torch.inference_mode()
-def guess_names(encoded: Encoded, logit_scale: float) -> tuple[list[Guess], int]:
+def guess_names(encoded: Examples) -> tuple[list[Guess], int]:
     """Pictures with their ``TOP`` names, and for how many of all pictures the first name is right.
 
-    Probabilities are the softmax over all classes of ``logit_scale`` (the model's own, after exp) times the cosine.
+    Probabilities are the softmax over all classes of the model's own logit scale times the cosine.
     """
     cosines_NC = encoded.images @ encoded.classifier
     labels_N = encoded.labels
@@ -98,7 +98,7 @@ def guess_names(encoded: Encoded, logit_scale: float) -> tuple[list[Guess], int]
     right, wrong = right_N.nonzero().flatten().tolist(), (~right_N).nonzero().flatten().tolist()
     guesses = []
     for i in draw_both(right, wrong, encoded.folder.classes, labels_N.tolist(), "picture"):
-        probabilities_C = (logit_scale * cosines_NC[i]).softmax(dim=0)
+        probabilities_C = (encoded.logit_scale * cosines_NC[i]).softmax(dim=0)
         label = int(labels_N[i])
         guesses.append(
             Guess(

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from html import escape
 
 from data_prep.shards import decode_image
+from evaluate.examples import Examples
 from evaluate.gallery import Guess, Retrieval
 from evaluate.page import figure
-from evaluate.zero_shot import Encoded
 
 LARGEST = 96  # pixels a side; what a picture is shown at on a dense screen
 
@@ -25,7 +25,7 @@ def data_uri(image: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-def picture(encoded: Encoded, place: int, *, right: bool = False) -> str:
+def picture(encoded: Examples, place: int, *, right: bool = False) -> str:
     """One picture in its frame; a right one has a green ring and a check mark."""
     sample = encoded.samples[place]
     name = encoded.folder.classes[sample.label].name
@@ -37,7 +37,7 @@ def picture(encoded: Encoded, place: int, *, right: bool = False) -> str:
     )
 
 
-def found(retrievals: Sequence[Retrieval], hits: int, encoded: Encoded) -> str:
+def found(retrievals: Sequence[Retrieval], hits: int, encoded: Examples) -> str:
     """The captions with their five nearest pictures, nearest first."""
     names, total = [c.name for c in encoded.folder.classes], len(encoded.folder.classes)
     items = []
@@ -59,7 +59,7 @@ def found(retrievals: Sequence[Retrieval], hits: int, encoded: Encoded) -> str:
     )
 
 
-def guesses(cards: Sequence[Guess], hits: int, encoded: Encoded) -> str:
+def guesses(cards: Sequence[Guess], hits: int, encoded: Examples) -> str:
     """The pictures with the five names the model finds most likely."""
     total = len(encoded.samples)
     right = sum(card.true_rank == 1 for card in cards)
@@ -72,7 +72,7 @@ def guesses(cards: Sequence[Guess], hits: int, encoded: Encoded) -> str:
     )
 
 
-def guess_card(card: Guess, encoded: Encoded) -> str:
+def guess_card(card: Guess, encoded: Examples) -> str:
     """One picture, its true name, and its guesses with their probabilities."""
     names = [c.name for c in encoded.folder.classes]
     truth = encoded.samples[card.picture].label

@@ -1,9 +1,11 @@
-"""``python -m evaluate report``: one HTML page and ``result.json`` from the files of a finished run.
+"""``python -m evaluate report``: one HTML page from the runs and results that folders hold.
 
-The figures are those of RUN/zero-shot.json; the model is loaded again only for the examples, and only if the checkpoint
-and the data are still the ones those figures are of.
+``found.py`` collects them, ``sections/`` shows the results and ``page.py`` what stands around them. With the emoji
+set's folder the page has a gallery of examples: only for that is a model loaded, the first run's, and only if its
+checkpoint and the data are still the ones its figures are of.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -15,154 +17,155 @@ import torch
 
 from data_prep.atomic import write_text
 from evaluate import gallery, page, pictures
-from evaluate.data.emoji import Folder, read_folder
-from evaluate.data.sets import Dataset, get_dataset
 from evaluate.errors import RefusedError
-from evaluate.models import load_model
-from evaluate.result import check_writable, command_line, notes
-from evaluate.runs import Run, read_run
-from evaluate.zero_shot import Encoded, encode_folder
-from open_clip_linear import add_model_configs
-
-EXAMPLES_FROM = "heldout-vendor"
+from evaluate.examples import Examples, encode_examples
+from evaluate.found import Found, collect, subject_of, subjects
+from evaluate.result import check_writable, command_line
+from evaluate.runs import Run
+from evaluate.sections import zero_shot
+from evaluate.sections.registry import SECTIONS
+from evaluate.sections.values import Subject, note
+from evaluate.sections.zero_shot import ZeroShot
 
 
 def write_report(
-    path: Path,
-    root: Path,
-    beside: Sequence[Path],
+    folders: Sequence[Path],
+    output: Path,
+    root: Path | None = None,
     *,
     batch_size: int = 64,
     device: torch.device | str = "cpu",
     argv: Sequence[str] = (),
 ) -> list[Path]:
-    """Write ``path``/report.html and ``path``/result.json; returns both paths.
+    """Write the page, and beside it ``result.json`` where the first run has the emoji set's figures.
 
-    Raises RefusedError when a file of the run is missing or does not belong to the others. A run of ``beside`` that
-    cannot be compared is left out, and the page says so.
+    Args:
+        folders: what is to be shown; see ``found.collect``.
+        output: the page's file.
+        root: the emoji set's folder, for the gallery of the first run's examples.
+
+    Returns:
+        What was written.
+
+    Raises:
+        RefusedError: nothing to show, or a gallery is asked for that the first run cannot give.
     """
-    dataset = get_dataset("emoji")
-    sets = tuple(s.name for s in dataset.sets)
-    run = read_run(path, sets)
-    check_writable(path / "report.html")
-    folder = read_folder(root, EXAMPLES_FROM)
-    refuse_other_data(run, folder)
-    others, left_out = read_beside(run, beside, sets)
-    encoded, logit_scale = encode_examples(run, dataset, folder, batch_size, device)
-    runs = [run, *others]
-    html = page.fill(parts(runs, dataset, encoded, logit_scale, left_out, command_line(argv)))
-    write_text(path / "report.html", html)
-    write_text(path / "result.json", json.dumps(summarise(run, others, sets), indent=2, ensure_ascii=False) + "\n")
-    return [path / "report.html", path / "result.json"]
+    check_writable(output)
+    found = collect(folders)
+    first, result = first_run(found)
+    examples = None
+    if root is not None:
+        if first is None or result is None:
+            raise RefusedError(
+                f"--root: the gallery shows examples of the first run's figures on emoji, and {folders[0]} has no run "
+                "with such a result. Run `python -m evaluate zero-shot --dataset emoji` on it, or leave --root out."
+            )
+        examples = encode_examples(first, result.content, root, batch_size=batch_size, device=device)
+    write_text(output, page.fill(parts(found, first, result, examples, root, command_line(argv))))
+    written = [output]
+    if first is not None and result is not None and first.train:
+        written.append(output.with_name("result.json"))
+        summary = summarise(first, result, found)
+        write_text(written[-1], json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    return written
 
 
-def refuse_other_data(run: Run, folder: Folder) -> None:
-    """Raise RefusedError unless the pictures at hand are those the run's figures are of."""
-    if run.zero_shot["manifests"].get(folder.path.name) != folder.manifest_sha256:
-        raise RefusedError(
-            f"{folder.path} is not the data that {run.path}/zero-shot.json is of (the manifests differ). "
-            "Give that data as --root, or evaluate the run again on this."
-        )
+def first_run(found: Found) -> tuple[Run | None, ZeroShot | None]:
+    """The first run, and its result on emoji if it has one."""
+    if not found.runs:
+        return None, None
+    return found.runs[0], emoji_result(found.runs[0], found)
 
 
-def read_beside(run: Run, beside: Sequence[Path], sets: tuple[str, ...]) -> tuple[list[Run], list[str]]:
-    """The runs that can stand beside ``run``, and a sentence for each that cannot."""
-    others, left_out = [], []
-    for path in beside:
-        try:
-            other = read_run(path, sets)
-        except RefusedError as error:
-            left_out.append(f"{path.name} is left out: {error}")
-            continue
-        if other.zero_shot["manifests"] != run.zero_shot["manifests"]:
-            left_out.append(f"{path.name} is left out: it was evaluated on other data.")
-        else:
-            others.append(other)
-    return others, left_out
-
-
-def encode_examples(
-    run: Run, dataset: Dataset, folder: Folder, batch_size: int, device: torch.device | str
-) -> tuple[Encoded, float]:
-    """The pictures and names of ``folder`` through the run's model, and its logit scale after exp."""
-    size = run.zero_shot.get("forced_image_size")
-    if own := run.settings.get("model_configs"):
-        try:
-            add_model_configs(Path(own))
-        except ValueError as error:
-            raise RefusedError(f"{run.path} was trained with --model-configs {own}: {error}.") from error
-    loaded = load_model(run.model, run.checkpoint, device=device, image_size=size)
-    if loaded.sha256 != run.zero_shot["checkpoint"]["sha256"]:
-        raise RefusedError(
-            f"{run.checkpoint} is not the checkpoint that {run.path}/zero-shot.json is of (its sha256 differs). "
-            f"Evaluate it again: {run.zero_shot['command']}"
-        )
-    encoded = encode_folder(
-        loaded.model,
-        loaded.tokenizer,
-        loaded.preprocess,
-        folder,
-        dataset.templates,
-        batch_size=batch_size,
-        device=device,
-    )
-    return encoded, float(loaded.model.logit_scale.detach().exp())  # type: ignore[operator]
-
-
-def run_labels(runs: Sequence[Run]) -> list[str]:
-    """What each run is called on the page: its model, with the folder's name where models repeat."""
-    models = [run.model for run in runs]
-    return [run.model if models.count(run.model) == 1 else f"{run.model} ({run.name})" for run in runs]
+def emoji_result(run: Run, found: Found) -> ZeroShot | None:
+    """A run's result on emoji."""
+    own = subject_of(run, found)
+    return next((r for r in found.results[zero_shot] if r.subject == own and page.is_emoji(r)), None)
 
 
 def parts(
-    runs: Sequence[Run], dataset: Dataset, encoded: Encoded, logit_scale: float, left_out: Sequence[str], command: str
+    found: Found, first: Run | None, result: ZeroShot | None, examples: Examples | None, root: Path | None, command: str
 ) -> dict[str, str]:
     """Every part of the page's template."""
-    run, labels = runs[0], run_labels(runs)
-    retrievals, found = gallery.retrieve(encoded)
-    guesses, right = gallery.guess_names(encoded, logit_scale)
-    credits = sorted({s.credit for s in encoded.samples})
+    names = subjects(found)
+    results: list[ZeroShot] = found.results[zero_shot]
+    runs = [(run, *names[subject_of(run, found)]) for run in found.runs]
+    models = list(dict.fromkeys(subject.model for subject in names))
+    counts = {"runs": len(runs)} | {module.KIND: len(found.results[module]) for module, _ in SECTIONS}
+    if first and result:
+        heading = f"{first.model} on emoji it has never seen"
+        others = [r for r in results if r is not result and page.is_emoji(r) and r.pictures == result.pictures]
+        summary = page.summary(first, result, others)
+    else:
+        heading = models[0] if len(models) == 1 else f"{len(models)} models" if models else "Results"
+        summary = page.overview(counts, models)
+    bodies = [
+        (head, module.section(found.results[module], names.__getitem__))
+        for module, head in SECTIONS
+        if found.results[module]
+    ]
+    said = [*budgets(runs), *found.left_out]
+    bodies.insert(1 if results else 0, ("Training loss", page.loss(runs)))
+    bodies += gallery_bodies(examples)
+    bodies += [
+        ("Facts", page.facts(fact_columns(found, names))),
+        ("What to know beside it", "".join(note(sentence) for sentence in said)),
+        ("How to make this page again", page.commands([*commands(found, runs, root), ("Write this page", command)])),
+    ]
     return {
-        "title": escape(f"{run.model}: zero-shot emoji"),
-        "kicker": escape(f"open_clip_linear · run {run.name}"),
-        "heading": escape(f"{run.model} on emoji it has never seen"),
-        "summary": page.summary(run, runs[1:]),
-        "tiles": page.tiles(run, dataset),
-        "accuracy": page.accuracy(runs, labels, dataset, [*notes(run.zero_shot), *budgets(runs, labels), *left_out]),
-        "loss": page.loss(runs, labels),
-        "found": pictures.found(retrievals, found, encoded),
-        "guesses": pictures.guesses(guesses, right, encoded),
-        "facts": page.facts(runs, labels),
-        "commands": page.commands([*build_command(encoded.folder.path.parent), *commands(runs, labels, command)]),
-        "footer": page.footer(run, credits),
+        "title": escape(heading),
+        "kicker": escape("open_clip_linear · " + (f"run {first.path.resolve().name}" if first else "results")),
+        "heading": escape(heading),
+        "summary": summary,
+        "tiles": page.tiles([r for r in results if names[r.subject] == names[results[0].subject]]) if results else "",
+        "sections": page.sections(bodies),
+        "footer": page.footer(results, examples.credits if examples else []),
     }
 
 
-def budgets(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
-    """A sentence when the runs did not see the same number of pictures: their figures are then no fair comparison."""
-    seen = [run.train["samples_seen"] for run in runs]
-    if len(set(seen)) == 1:
+def gallery_bodies(examples: Examples | None) -> list[tuple[str, str]]:
+    """The examples' two sections."""
+    if examples is None:
         return []
-    each = ", ".join(f"{label} {count:,}" for label, count in zip(labels, seen, strict=True))
+    retrievals, hits = gallery.retrieve(examples)
+    guesses, right = gallery.guess_names(examples)
+    return [
+        ("Pictures found by a caption", pictures.found(retrievals, hits, examples)),
+        ("Names guessed for a picture", pictures.guesses(guesses, right, examples)),
+    ]
+
+
+def budgets(runs: page.Named) -> list[str]:
+    """A sentence when the runs did not see the same number of pictures: their figures are then no fair comparison."""
+    seen = [(label, run.train["samples_seen"]) for run, label, _ in runs if run.train]
+    if len({count for _, count in seen}) < 2:
+        return []
+    each = ", ".join(f"{label} {count:,}" for label, count in seen)
     return [f"The runs saw different numbers of pictures ({each}), so this compares budgets as well as models."]
 
 
-def build_command(root: Path) -> list[tuple[str, str]]:
-    """How the set was built, as `data_prep` recorded it in stats.json; nothing for a set that came another way."""
-    try:
-        return [("Build the data set", str(json.loads((root / "stats.json").read_text(encoding="utf-8"))["command"]))]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+def fact_columns(found: Found, names: dict[Subject, tuple[str, str]]) -> list[tuple[str, dict[str, str]]]:
+    """A column of facts for each checkpoint that has some."""
+    columns: dict[str, dict[str, str]] = {label: {} for label, _ in names.values()}
+    for result in found.results[zero_shot]:
+        columns[names[result.subject][0]] |= page.result_facts(result)
+    for run in found.runs:
+        columns[names[subject_of(run, found)][0]] |= page.run_facts(run)
+    return [(label, column) for label, column in columns.items() if column]
 
 
-def commands(runs: Sequence[Run], labels: Sequence[str], command: str) -> list[tuple[str, str]]:
-    """The commands that made the page, in order, each with what it did."""
+def commands(found: Found, runs: page.Named, root: Path | None) -> list[tuple[str, str]]:
+    """The commands that made what the page shows, each with what it did."""
     lines = []
-    for run, label in zip(runs, labels, strict=True):
-        lines.append((f"Train {label}", as_text(run.settings["command"])))
-        lines.append((f"Evaluate {label}", as_text(run.zero_shot["command"])))
-    return [*lines, ("Write this page", command)]
+    if root is not None:
+        # As data_prep recorded it; a set that came another way has no such record.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            lines.append(("Build the data set", str(json.loads((root / "stats.json").read_text())["command"])))
+    lines += [(f"Train {label}", as_text(run.settings["command"])) for run, label, _ in runs]
+    for module, _ in SECTIONS:
+        for record in found.results[module]:
+            lines.append((f"Write {record.path}", record.command))
+    return lines
 
 
 def as_text(command: Any) -> str:
@@ -170,25 +173,30 @@ def as_text(command: Any) -> str:
     return command if isinstance(command, str) else " ".join(map(str, command))
 
 
-def summarise(run: Run, others: Sequence[Run], sets: tuple[str, ...]) -> dict[str, Any]:
-    """The content of result.json: the run's figures under fixed names, then those of the runs beside it."""
+def summarise(run: Run, result: ZeroShot, found: Found) -> dict[str, Any]:
+    """The content of result.json: the run's figures under fixed names, then those of the finished runs beside it."""
 
-    def one(run: Run) -> dict[str, Any]:
+    def one(run: Run, result: ZeroShot) -> dict[str, Any]:
         return {
             "model": run.model,
             "train_minutes": run.train["train_minutes"],
-            **{name: run.zero_shot["results"][name] for name in sets},
-            "kind": run.zero_shot["kind"],
+            **result.content["results"],
+            "kind": result.kind,
             "steps": run.train["steps"],
             "samples_seen": run.train["samples_seen"],
             "images_per_s": run.train["images_per_s"],
-            "parameters": run.zero_shot["parameters"],
+            "parameters": result.content.get("parameters"),
         }
 
+    beside = {}
+    for other in found.runs[1:]:
+        its = emoji_result(other, found)
+        if other.train and its and its.pictures == result.pictures:
+            beside[os.fspath(other.path)] = one(other, its)
     return {
-        **one(run),
-        "checkpoint_sha256": run.zero_shot["checkpoint"]["sha256"],
-        "manifests": run.zero_shot["manifests"],
-        "versions": run.zero_shot.get("versions", {}),
-        "beside": {os.fspath(other.path): one(other) for other in others},
+        **one(run, result),
+        "checkpoint_sha256": result.subject.sha256,
+        "manifests": result.content.get("manifests"),
+        "versions": result.content.get("versions", {}),
+        "beside": beside,
     }

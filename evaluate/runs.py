@@ -1,10 +1,9 @@
-"""Reads the folder of a finished run, as ``python -m training`` and ``python -m evaluate zero-shot`` leave it.
+"""Reads the folder of a run, as ``python -m training`` leaves it, finished or not.
 
 RUN/settings.json   resolved settings, with "model", "train_data", "command"
 RUN/metrics.jsonl   a row a step: step, loss, lr, samples_seen, …
-RUN/train.json      model, steps, train_minutes, images_per_s, parameters, samples_seen, final_loss, …
+RUN/train.json      of a finished run: model, steps, train_minutes, images_per_s, parameters, samples_seen, …
 RUN/checkpoint.pt   OpenCLIP's training-checkpoint form
-RUN/zero-shot.json  from ``evaluate zero-shot``
 """
 
 import json
@@ -15,13 +14,8 @@ from typing import Any
 
 from evaluate.errors import RefusedError
 
-SETTINGS, METRICS, TRAIN, CHECKPOINT, ZERO_SHOT = (
-    "settings.json",
-    "metrics.jsonl",
-    "train.json",
-    "checkpoint.pt",
-    "zero-shot.json",
-)
+SETTINGS, METRICS, TRAIN, CHECKPOINT = "settings.json", "metrics.jsonl", "train.json", "checkpoint.pt"
+NUMBERS = ("steps", "train_minutes", "images_per_s", "samples_seen")  # of train.json
 
 
 @dataclass(frozen=True)
@@ -30,21 +24,15 @@ class Run:
 
     path: Path
     settings: dict[str, Any]
-    train: dict[str, Any]
-    zero_shot: dict[str, Any]
+    train: dict[str, Any]  # empty where the run is not finished
     steps: list[float]  # of the rows with a finite loss
     losses: list[float]
     non_finite: int  # rows whose loss is NaN or infinite
 
     @property
-    def name(self) -> str:
-        """The folder's name."""
-        return self.path.resolve().name
-
-    @property
     def model(self) -> str:
         """The model's name."""
-        return str(self.zero_shot["model"])
+        return str(self.settings["model"])
 
     @property
     def checkpoint(self) -> Path:
@@ -52,37 +40,40 @@ class Run:
         return self.path / CHECKPOINT
 
 
-def read_run(path: Path, sets: tuple[str, ...]) -> Run:
-    """Read and check a run whose zero-shot result has the figures of ``sets``.
+def is_run(path: Path) -> bool:
+    """Whether the folder is that of a run."""
+    return (path / SETTINGS).is_file() and (path / METRICS).is_file()
+
+
+def read_run(path: Path) -> Run:
+    """Read and check a run.
 
     Raises RefusedError: a file is missing or malformed, or the files are of different models.
     """
-    if not path.is_dir():
-        raise RefusedError(f"run {path}: no such folder. Give a folder that `python -m training` wrote.")
     settings = read_json(path / SETTINGS, ("model", "train_data", "command"))
-    train = read_json(path / TRAIN, ("model", "steps", "train_minutes", "images_per_s", "samples_seen"))
-    zero_shot = read_json(
-        path / ZERO_SHOT,
-        ("model", "kind", "dataset", "results", "manifests", "checkpoint", "parameters", "image_size", "command"),
-    )
-    models = {SETTINGS: settings["model"], TRAIN: train["model"], ZERO_SHOT: zero_shot["model"]}
-    if len(set(models.values())) > 1:
-        raise RefusedError(
-            f"{path}: its files are of different models: {models}. Evaluate this run's checkpoint again."
-        )
-    results, manifests, checkpoint = (zero_shot[name] for name in ("results", "manifests", "checkpoint"))
-    if not (isinstance(results, dict) and isinstance(manifests, dict) and isinstance(checkpoint, dict)):
-        raise RefusedError(f"{path / ZERO_SHOT} is not as `evaluate zero-shot` writes it. Evaluate the run again.")
-    missing = [name for name in sets if not isinstance(results.get(name), dict) or "classes" not in results[name]]
-    if missing:
-        raise RefusedError(f"{path / ZERO_SHOT} has no figures for {', '.join(missing)}. Evaluate the run again.")
     steps, losses, non_finite = read_losses(path / METRICS)
-    return Run(path, settings, train, zero_shot, steps, losses, non_finite)
+    train = {}
+    if (path / TRAIN).exists():
+        train = read_json(path / TRAIN, ("model", *NUMBERS))
+        if train["model"] != settings["model"]:
+            raise RefusedError(
+                f"{path}: {SETTINGS} is of {settings['model']!r}, {TRAIN} of {train['model']!r}. "
+                "Run the training again."
+            )
+        wrong = [name for name in NUMBERS if not is_number(train[name])]
+        if wrong:
+            raise RefusedError(f"{path / TRAIN}: {', '.join(wrong)} should be numbers. Run the training again.")
+    return Run(path, settings, train, steps, losses, non_finite)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a JSON value is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def read_json(path: Path, names: tuple[str, ...]) -> dict[str, Any]:
-    """A JSON object that has ``names``. Raises RefusedError that says which program writes the file."""
-    writer = "python -m evaluate zero-shot" if path.name == ZERO_SHOT else "python -m training"
+    """A JSON object of the training that has ``names``. Raises RefusedError that says what to do."""
+    writer = "python -m training"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

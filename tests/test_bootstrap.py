@@ -387,7 +387,7 @@ def test_quickstarts_lines_are_in_order(bare: Path) -> None:
         ".venv/bin/python -m evaluate zero-shot --model tiny-emoji-eq7mean "
         "--pretrained runs/quickstart/checkpoint.pt --dataset emoji --root data/emoji "
         "--output runs/quickstart/zero-shot.json",
-        ".venv/bin/python -m evaluate report --run runs/quickstart --root data/emoji",
+        ".venv/bin/python -m evaluate report runs/quickstart --root data/emoji",
         "echo 'The report: runs/quickstart/report.html'",
     ]
 
@@ -405,7 +405,7 @@ def test_finished_stages_are_not_repeated(bare: Path) -> None:
         (bare / name).touch()
         os.utime(bare / name, (age, age))
     stages = [line for line in make("-n", "quickstart", folder=bare).splitlines() if " -m " in line]
-    assert stages == [".venv/bin/python -m evaluate report --run runs/quickstart --root data/emoji"]
+    assert stages == [".venv/bin/python -m evaluate report runs/quickstart --root data/emoji"]
     (bare / "runs/quickstart/report.html").touch()
     os.utime(bare / outputs[0])  # a data set built anew does not by itself repeat a training
     assert " -m " not in make("-n", "quickstart", folder=bare)

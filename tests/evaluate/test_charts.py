@@ -57,7 +57,7 @@ def test_thinning_keeps_values_and_the_last(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_line_chart_is_svg_with_a_raw_and_a_smooth_line_a_curve() -> None:
-    curves = [Curve("<one>", [1, 2, 3], [3.0, 2.0, 1.0]), Curve("two", [1, 5], [2.0, 0.5])]
+    curves = [Curve("<one>", [1, 2, 3], [3.0, 2.0, 1.0]), Curve("two", [1, 5], [2.0, 0.5], "s1")]
     svg = line_chart(curves, description='loss of "<one>" & two', **SIZE)  # type: ignore[arg-type]
     root = ElementTree.fromstring(svg)
     assert [line.get("class") for line in root.iter("polyline")] == ["raw s0", "raw s1", "line s0", "line s1"]

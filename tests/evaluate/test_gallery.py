@@ -7,25 +7,25 @@ import torch
 
 from evaluate import gallery
 from evaluate.data.emoji import ClassEntry, Folder, Sample
-from evaluate.zero_shot import Encoded
+from evaluate.examples import Examples
 
 
-def encoded_with(images: torch.Tensor, classes: int, labels: list[int]) -> Encoded:
+def encoded_with(images: torch.Tensor, classes: int, labels: list[int]) -> Examples:
     """A folder whose class features are the unit vectors and whose image features are ``images`` (N, C)."""
     entries = [ClassEntry(f"{i:04d}", f"name {i}", f"group{i % 4}", "sub", False) for i in range(classes)]
     samples = [Sample("s.tar", f"k{n}", b"", label, "v", "v") for n, label in enumerate(labels)]
     folder = Folder(Path("folder"), entries, samples, "0" * 64)
-    return Encoded(folder, samples, images, torch.eye(classes), [], 1.0)
+    return Examples(folder, samples, images, torch.eye(classes), logit_scale=10.0)
 
 
-def one_wrong_in_three(classes: int = 30) -> Encoded:
+def one_wrong_in_three(classes: int = 30) -> Examples:
     """Picture n is of class n and looks like it, but every third looks like the class before."""
     looks = [n - 1 if n % 3 == 2 else n for n in range(classes)]
     return encoded_with(torch.eye(classes)[looks] + 0.01 * torch.eye(classes), classes, list(range(classes)))
 
 
 def test_guesses_are_right_wrong_and_counted() -> None:
-    cards, right = gallery.guess_names(one_wrong_in_three(), logit_scale=10.0)
+    cards, right = gallery.guess_names(one_wrong_in_three())
     assert right == 20
     assert len(cards) == gallery.SHOWN
     assert [c.true_rank == 1 for c in cards] == [True] * 8 + [False] * 4
@@ -54,7 +54,7 @@ def test_missed_captions_are_shown_too() -> None:
 
 def test_the_choice_is_the_same_each_time_and_takes_groups_in_turn() -> None:
     encoded = one_wrong_in_three()
-    first, again = (gallery.guess_names(encoded, 10.0)[0] for _ in range(2))
+    first, again = (gallery.guess_names(encoded)[0] for _ in range(2))
     assert first == again
     assert [encoded.folder.classes[c.picture].group for c in first[:4]] == ["group0", "group1", "group2", "group3"]
 
@@ -63,6 +63,6 @@ def test_the_choice_is_the_same_each_time_and_takes_groups_in_turn() -> None:
 def test_small_sets_show_what_there_is(classes: int) -> None:
     encoded = encoded_with(torch.eye(classes), classes, list(range(classes)))
     assert len(gallery.retrieve(encoded)[0]) == classes
-    cards, right = gallery.guess_names(encoded, 10.0)
+    cards, right = gallery.guess_names(encoded)
     assert len(cards) == right == classes
     assert len(cards[0].names) == min(5, classes)

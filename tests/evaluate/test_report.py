@@ -1,12 +1,13 @@
-"""The report of a real run folder, in one piece."""
+"""The report of real runs and results, in one piece."""
 
 import json
 import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import results
+from html_page import Page
 
 from evaluate.__main__ import main
 from evaluate.errors import RefusedError
@@ -48,36 +49,14 @@ def run(tmp_path: Path, nano: tuple[str, Path], emoji_root: Path) -> Path:
     return make_run(tmp_path / "run<1>", nano, emoji_root)
 
 
-class Page(HTMLParser):
-    """Collects tags, attributes and text; notes tags that are closed in another order than opened."""
-
-    VOID = ("meta", "img", "hr", "br", "link", "input")
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-        self.open: list[str] = []
-        self.feed(html)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
+def page_of(path: Path) -> Page:
+    page = Page(path.read_text(encoding="utf-8"))
+    page.check_self_contained()
+    return page
 
 
 def test_result_has_the_names_and_figures_of_the_run(run: Path, emoji_root: Path) -> None:
-    assert main(["report", "--run", str(run), "--root", str(emoji_root)]) == 0
+    assert main(["report", str(run), "--root", str(emoji_root)]) == 0
     result = json.loads((run / "result.json").read_text())
     measured = json.loads((run / "zero-shot.json").read_text())["results"]
     assert result["model"] == "test-evaluate-nano"
@@ -88,51 +67,57 @@ def test_result_has_the_names_and_figures_of_the_run(run: Path, emoji_root: Path
 
 
 def test_page_fetches_nothing_runs_nothing_and_escapes(run: Path, emoji_root: Path) -> None:
-    write_report(run, emoji_root, [], argv=["report", "--run", str(run)])
+    write_report([run], run / "report.html", emoji_root, argv=["report", str(run)])
     html = (run / "report.html").read_text(encoding="utf-8")
-    page = Page(html)
-    for tag, attributes in page.tags:
-        assert tag not in ("script", "link", "iframe", "object", "embed")
-        assert not [name for name in attributes if name.startswith("on")]
-        for name in ("src", "href", "srcset", "action", "data", "xlink:href"):
-            value = attributes.get(name)
-            assert value is None or value.startswith("data:image/png;base64,")
-        if tag == "img":
-            assert (attributes.get("alt") or "").startswith("Emoji: ")
+    page = page_of(run / "report.html")
     assert not re.search(r"https?:|url\(|@import", html)
     assert NASTY not in html
     assert "run<1>" not in html
     assert "<a & b>" not in html
-    text = "".join(page.text)
-    assert "<b>&\"'</b>" in text, "the nasty name is shown, as text"
-    assert 'python -m training --model test-evaluate-nano --train-data "<a & b>"' in text
-    assert "python -m data_prep emoji --output here" in text
-    assert "python -m evaluate report --run" in text
-    assert "1 logged steps had a loss that is not finite" in text
-    assert "64 × 2 processes" in text
+    images = [attributes["alt"] or "" for tag, attributes in page.tags if tag == "img"]
+    assert images
+    assert all(alt.startswith("Emoji: ") for alt in images)
+    assert "<b>&\"'</b>" in page.text, "the nasty name is shown, as text"
+    assert 'python -m training --model test-evaluate-nano --train-data "<a & b>"' in page.text
+    assert "python -m data_prep emoji --output here" in page.text
+    assert "python -m evaluate report " in page.text
+    assert "1 logged steps had a loss that is not finite" in page.text
+    assert "64 × 2 processes" in page.text
+    assert "Pictures found by a caption" in page.text
+
+
+def test_without_the_emoji_folder_there_is_no_gallery_and_no_model_is_loaded(run: Path, tmp_path: Path) -> None:
+    (run / "checkpoint.pt").unlink()
+    assert main(["report", str(run), "--output", str(tmp_path / "page.html")]) == 0
+    page = page_of(tmp_path / "page.html")
+    assert "test-evaluate-nano on emoji it has never seen" in page.text
+    assert "Pictures found by a caption" not in page.text
+    assert [tag for tag, _ in page.tags].count("img") == 0
+    assert (tmp_path / "result.json").is_file()
 
 
 def test_the_same_run_gives_the_same_page(run: Path, emoji_root: Path) -> None:
     pages = []
     for _ in range(2):
-        write_report(run, emoji_root, [])
+        write_report([run], run / "report.html", emoji_root)
         pages.append((run / "report.html").read_bytes())
     assert pages[0] == pages[1]
 
 
-def test_runs_beside_are_shown_or_said_to_be_left_out(
+def test_runs_beside_are_shown_and_only_equal_pictures_compared(
     run: Path, tmp_path: Path, nano: tuple[str, Path], emoji_root: Path
 ) -> None:
     other = make_run(tmp_path / "other", nano, emoji_root, samples=320)
     elsewhere = make_run(tmp_path / "elsewhere", nano, emoji_root)
     changed = json.loads((elsewhere / "zero-shot.json").read_text())
-    changed["manifests"]["heldout-vendor"] = "0" * 64
+    changed["lists"]["heldout-vendor"] = "0" * 64
     (elsewhere / "zero-shot.json").write_text(json.dumps(changed))
-    write_report(run, emoji_root, [other, elsewhere, tmp_path / "nothing"])
-    text = "".join(Page((run / "report.html").read_text()).text)
+    (tmp_path / "nothing").mkdir()
+    write_report([run, other, elsewhere, tmp_path / "nothing"], run / "report.html", emoji_root)
+    text = page_of(run / "report.html").text
     assert "test-evaluate-nano (other)" in text
-    assert "elsewhere is left out: it was evaluated on other data." in text
-    assert "nothing is left out: run" in text
+    assert "list 2 of 2 (other pictures)" in text
+    assert "nothing: nothing to show in it." in text
     assert "The runs saw different numbers of pictures" in text
     assert list(json.loads((run / "result.json").read_text())["beside"]) == [str(other)]
 
@@ -142,16 +127,54 @@ def test_another_checkpoint_or_data_set_is_refused(run: Path, emoji_root: Path, 
     stale["checkpoint"]["sha256"] = "0" * 64
     (run / "zero-shot.json").write_text(json.dumps(stale))
     with pytest.raises(RefusedError, match=r"is not the checkpoint that .* Evaluate it again: python -m evaluate"):
-        write_report(run, emoji_root, [])
+        write_report([run], run / "report.html", emoji_root)
     stale["manifests"]["heldout-vendor"] = "1" * 64
     (run / "zero-shot.json").write_text(json.dumps(stale))
     with pytest.raises(RefusedError, match="the manifests differ"):
-        write_report(run, own_root, [])
+        write_report([run], run / "report.html", own_root)
     assert not (run / "report.html").exists()
     assert not (run / "result.json").exists()
 
 
-def test_a_run_without_its_zero_shot_result_is_refused(run: Path, emoji_root: Path) -> None:
+def test_a_gallery_of_a_run_without_its_result_is_refused(run: Path, emoji_root: Path) -> None:
     (run / "zero-shot.json").unlink()
-    with pytest.raises(RefusedError, match="`python -m evaluate zero-shot` writes it: run that first"):
-        write_report(run, emoji_root, [])
+    with pytest.raises(RefusedError, match="--root: the gallery shows examples of the first run's figures"):
+        write_report([run], run / "report.html", emoji_root)
+    write_report([run], run / "report.html")
+    assert "1 run of test-evaluate-nano." in page_of(run / "report.html").text
+    assert not (run / "result.json").exists()
+
+
+def test_results_of_every_kind_without_a_run(tmp_path: Path) -> None:
+    names = ("zero_shot", "comparison", "retrieval", "probe", "scaling", "attention")
+    folder = tmp_path / "results"
+    folder.mkdir()
+    for name in names:
+        (folder / f"{name}.json").write_text(json.dumps(getattr(results, name)()))
+    (folder / "later.json").write_text(json.dumps(results.zero_shot(format=7)))
+    assert main(["report", str(folder)]) == 0
+    assert results.HOSTILE not in (folder / "report.html").read_text(encoding="utf-8")
+    page = page_of(folder / "report.html")
+    for heading in ("Accuracy", "Differences", "Retrieval", "Loss over size", "Where each layer looks", "Facts"):
+        assert heading in page.text
+    assert "later.json is left out: its format is 7" in page.text
+    assert "1 zero-shot result, 1 comparison, 1 retrieval result, 1 probe result, 1 scaling result, " in page.text
+    assert not (folder / "result.json").exists()
+
+
+def test_a_run_in_progress_has_its_loss_curve(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "settings.json").write_text(json.dumps({"model": "m", "train_data": "d", "command": ["python", "-m", "x"]}))
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 5.0}\n{"step": 2, "loss": 4.0}\n{"st')
+    write_report([run], tmp_path / "page.html")
+    page = page_of(tmp_path / "page.html")
+    assert [tag for tag, _ in page.tags].count("polyline") == 4
+    assert "2, not finished" in page.text
+    assert "python -m x" in page.text
+
+
+def test_nothing_to_show_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path)]) == 1
+    assert "nothing to show. Looked for" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -8,23 +8,11 @@ from typing import Any
 import pytest
 
 from evaluate.errors import RefusedError
-from evaluate.runs import read_losses, read_run
+from evaluate.runs import is_run, read_losses, read_run
 
-SETS = ("heldout_vendor",)
 FILES: dict[str, dict[str, Any]] = {
     "settings.json": {"model": "m", "train_data": "d", "command": "c"},
     "train.json": {"model": "m", "steps": 2, "train_minutes": 1.0, "images_per_s": 3.0, "samples_seen": 4},
-    "zero-shot.json": {
-        "model": "m",
-        "kind": "eq7",
-        "dataset": "emoji",
-        "results": {"heldout_vendor": {"classes": 3}},
-        "manifests": {},
-        "checkpoint": {},
-        "parameters": {},
-        "image_size": 64,
-        "command": "e",
-    },
 }
 
 
@@ -37,25 +25,27 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_reads_all(run: Path) -> None:
-    read = read_run(run, SETS)
-    assert (read.model, read.name, read.steps, read.losses, read.non_finite) == ("m", run.name, [1, 2], [5, 4], 0)
+    read = read_run(run)
+    assert (read.model, read.train["steps"], read.steps, read.losses, read.non_finite) == ("m", 2, [1, 2], [5, 4], 0)
     assert read.checkpoint == run / "checkpoint.pt"
 
 
-@pytest.mark.parametrize(
-    ("name", "writer"),
-    [("settings.json", "training"), ("train.json", "training"), ("zero-shot.json", "evaluate zero-shot")],
-)
-def test_a_missing_or_broken_file_names_its_writer(run: Path, name: str, writer: str) -> None:
+def test_a_run_that_is_not_finished_is_one(run: Path) -> None:
+    (run / "train.json").unlink()
+    assert is_run(run)
+    assert read_run(run).train == {}
+    (run / "metrics.jsonl").unlink()
+    assert not is_run(run)
+
+
+@pytest.mark.parametrize("name", ["settings.json", "train.json"])
+def test_a_broken_file_names_its_writer(run: Path, name: str) -> None:
     (run / name).write_text("{")
-    with pytest.raises(RefusedError, match=f"is not JSON .*python -m {writer}"):
-        read_run(run, SETS)
+    with pytest.raises(RefusedError, match=r"is not JSON .*python -m training"):
+        read_run(run)
     (run / name).write_text("[]")
-    with pytest.raises(RefusedError, match=f"{name} has no model, .*python -m {writer}"):
-        read_run(run, SETS)
-    (run / name).unlink()
-    with pytest.raises(RefusedError, match=f"{name} is missing. `python -m {writer}` writes it"):
-        read_run(run, SETS)
+    with pytest.raises(RefusedError, match=rf"{name} has no model, .*python -m training"):
+        read_run(run)
 
 
 def change(name: str, **values: Any) -> Callable[[Path], None]:
@@ -68,8 +58,10 @@ def change(name: str, **values: Any) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (change("train.json", model="other"), "its files are of different models"),
-        (change("zero-shot.json", results={}), "no figures for heldout_vendor"),
+        (lambda run: (run / "settings.json").unlink(), r"settings\.json is missing. `python -m training` writes it"),
+        (change("train.json", model="other"), "is of 'm', .* of 'other'"),
+        (change("train.json", steps="2", samples_seen=None), r"train\.json: steps, samples_seen should be numbers"),
+        (change("train.json", train_minutes=float("nan")), "train_minutes should be numbers"),
         (lambda run: (run / "metrics.jsonl").unlink(), r"metrics\.jsonl is missing"),
         (lambda run: (run / "metrics.jsonl").write_text(""), "no row with a finite loss"),
         (lambda run: (run / "metrics.jsonl").write_text("{}\n"), "line 1: KeyError"),
@@ -79,12 +71,7 @@ def change(name: str, **values: Any) -> Callable[[Path], None]:
 def test_refuses(run: Path, damage: Callable[[Path], object], message: str) -> None:
     damage(run)
     with pytest.raises(RefusedError, match=message):
-        read_run(run, SETS)
-
-
-def test_a_missing_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RefusedError, match="no such folder"):
-        read_run(tmp_path / "nothing", SETS)
+        read_run(run)
 
 
 def test_losses_of_a_killed_and_resumed_run(tmp_path: Path) -> None:
