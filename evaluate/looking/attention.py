@@ -45,20 +45,19 @@ class Queries:
 
 def look(layer: Layer) -> tuple[Queries, Queries]:
     """The class token, and the mean over the patches, of a layer that saw one picture. In blocks of D rows."""
-    _, H, N, D = layer.k.shape
+    _, H, N, _ = layer.k.shape
     figures_5HN = layer.k.new_empty(5, H, N, dtype=torch.float64)
     maps_2HN = layer.k.new_zeros(2, H, N, dtype=torch.float64)
-    for start in range(0, N, D):
-        rows = range(start, min(start + D, N))
-        weights_HRN = layer.weights(rows)[0]
+    for rows, weights_1HRN in layer.weights():
+        weights_HRN = weights_1HRN[0]
         shares = shares_of(weights_HRN)
         entropy = entropy_of(shares)
         negative = shares.masked_fill(weights_HRN > 0, 0).sum(-1)
-        figures_5HN[:, :, start : rows.stop] = torch.stack(
+        figures_5HN[:, :, rows.start : rows.stop] = torch.stack(
             [entropy, entropy.exp(), shares.amax(-1), negative, weights_HRN.sum(-1)]
         )
         signed = shares * weights_HRN.sign()
-        own = PREFIX if start == 0 else 0  # the block's rows that are no patch
+        own = PREFIX if rows.start == 0 else 0  # the block's rows that are no patch
         maps_2HN[0] += signed[:, :own].sum(1)
         maps_2HN[1] += signed[:, own:].sum(1)
     return (

@@ -8,7 +8,8 @@ Features: drawn ones from a compact set and from a Gaussian, and with a checkpoi
 the tokens of all pictures in one layer and head, in random order, are the keys, and the first of them the queries. So
 every q and k is one the model made at its own image size, at the price that a row sees more than one picture. In all
 three the order of keys means nothing, so the window is the first 49 of them.
-Cost: about a minute on two cores, 1 GB of memory; with a checkpoint half as much again and its forward passes.
+Cost: about a minute of one core's time, 1.5 GB of memory; with a checkpoint half as much again at most, and its forward
+passes.
 """
 
 import json

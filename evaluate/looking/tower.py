@@ -8,7 +8,7 @@ weights cost N/D passes, and only D rows are in memory. Softmax has its formula 
 Legend: B pictures, H heads, N tokens, D head dimension, R rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -35,29 +35,35 @@ class Layer:
     k: Tensor
     attend: Callable[..., Tensor] | None  # (q, k, v, valid) → o; None for softmax
 
-    def weights(self, rows: range) -> Tensor:
-        """The weights of at most D rows in float64, (B, H, R, N)."""
+    def weights(self) -> Iterator[tuple[range, Tensor]]:
+        """Rows of at most D queries and their weights in float64, (B, H, R, N), until all N rows have come."""
         q, k = self.q.double(), self.k.double()
-        if self.attend is None:
-            return (q[:, :, rows.start : rows.stop] @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
-        return weights_of(self.attend, q, k, rows)
+        return softmax_weights(q, k) if self.attend is None else weights_of(self.attend, q, k)
 
 
-def weights_of(attend: Callable[..., Tensor], q_BHND: Tensor, k_BHND: Tensor, rows: range) -> Tensor:
-    """The weights that a kernel (q, k, v, valid) → o gives in at most D rows, (B, H, R, N); see the head of the file.
+def blocks_of(q_BHND: Tensor) -> Iterator[range]:
+    """The rows, D at a time."""
+    N, D = q_BHND.shape[-2:]
+    return (range(start, min(start + D, N)) for start in range(0, N, D))
 
-    Raises ValueError for more rows.
-    """
-    if len(rows) > q_BHND.shape[-1]:
-        raise ValueError(f"{len(rows)} rows are more than the {q_BHND.shape[-1]} channels that ask for them")
+
+def softmax_weights(q_BHND: Tensor, k_BHND: Tensor) -> Iterator[tuple[range, Tensor]]:
+    """The weights softmax(q·k/√D) in blocks of rows."""
+    for rows in blocks_of(q_BHND):
+        yield rows, (q_BHND[:, :, rows.start : rows.stop] @ k_BHND.mT / q_BHND.shape[-1] ** 0.5).softmax(-1)
+
+
+def weights_of(attend: Callable[..., Tensor], q_BHND: Tensor, k_BHND: Tensor) -> Iterator[tuple[range, Tensor]]:
+    """The weights that a kernel (q, k, v, valid) → o gives, in blocks of rows; see the head of the file."""
     v = torch.zeros_like(k_BHND, requires_grad=True)
-    asked = torch.zeros_like(q_BHND)
-    for channel, row in enumerate(rows):
-        asked[:, :, row, channel] = 1
     with torch.enable_grad():
         o = attend(q_BHND, k_BHND, v, None)
-    (gradient_BHND,) = torch.autograd.grad(o, v, asked)
-    return gradient_BHND[..., : len(rows)].mT
+    for rows in blocks_of(q_BHND):
+        asked = torch.zeros_like(o)
+        for channel, row in enumerate(rows):
+            asked[:, :, row, channel] = 1
+        (gradient_BHND,) = torch.autograd.grad(o, v, asked, retain_graph=True)
+        yield rows, gradient_BHND[..., : len(rows)].mT
 
 
 def attention_layers(model: nn.Module) -> list[nn.Module]:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from evaluate.errors import RefusedError
-from evaluate.looking.tower import attention_layers, record, weights_of
+from evaluate.looking.tower import Layer, attention_layers, record, weights_of
 from open_clip_linear.attention import KINDS, Attention, Layout, TextLayout, VisionLayout
 from open_clip_linear.spec import parse_spec
 
@@ -38,18 +38,13 @@ def test_every_kind_is_tried() -> None:
 def test_weights_times_values_are_the_output(spec: str, layout: Layout) -> None:
     module = built(spec, layout)
     q, k, v = torch.randn(3, 2, H, TOKENS, D, dtype=torch.float64)
-    blocks = [range(0, 8), range(8, 16), range(16, TOKENS)]
-    weights = torch.cat([weights_of(module.attend, q, k, rows) for rows in blocks], dim=2)
+    rows, blocks = zip(*weights_of(module.attend, q, k), strict=True)
+    assert rows == (range(0, 8), range(8, 16), range(16, TOKENS))
+    weights = torch.cat(blocks, dim=2)
     assert weights.shape == (2, H, TOKENS, TOKENS)
     torch.testing.assert_close(weights @ v, module.attend(q, k, v, None), atol=1e-11, rtol=1e-11)
     if isinstance(layout, TextLayout):
         assert (weights.triu(1) == 0).all()
-
-
-def test_more_rows_than_channels_are_refused() -> None:
-    q, k = torch.randn(2, 1, H, TOKENS, D, dtype=torch.float64)
-    with pytest.raises(ValueError, match="9 rows are more than the 8 channels"):
-        weights_of(built("eq7", VisionLayout(GRID)).attend, q, k, range(9))
 
 
 def tower(block_type: str | None, layers: int = 5) -> nn.Module:
@@ -61,6 +56,10 @@ def tower(block_type: str | None, layers: int = 5) -> nn.Module:
     return SimpleNamespace(visual=visual.double().eval())  # type: ignore[return-value]
 
 
+def whole(layer: Layer) -> torch.Tensor:
+    return torch.cat([weights for _, weights in layer.weights()], dim=2)
+
+
 def test_a_recorded_tower_of_several_kinds() -> None:
     model = tower("softmax+eq7+sema:window=3+inline+eq4")
     outputs = []
@@ -70,9 +69,8 @@ def test_a_recorded_tower_of_several_kinds() -> None:
     assert [layer.spec for layer in layers] == ["softmax", "eq7", "sema:window=3", "inline", "eq4"]
     assert [layer.number for layer in layers] == [1, 2, 3, 4, 5]
     for layer, (module, x, output) in zip(layers, outputs, strict=True):
-        blocks = [layer.weights(range(start, min(start + D, TOKENS))) for start in range(0, TOKENS, D)]
         v = F.linear(x, module.in_proj_weight[2 * H * D :], module.in_proj_bias[2 * H * D :])
-        o = torch.cat(blocks, dim=2) @ v.unflatten(-1, (H, D)).transpose(1, 2)
+        o = whole(layer) @ v.unflatten(-1, (H, D)).transpose(1, 2)
         torch.testing.assert_close(module.out_proj(o.transpose(1, 2).flatten(2)), output, atol=1e-11, rtol=1e-11)
         assert "attend" not in vars(module)  # the tower is as it was
 
@@ -85,7 +83,7 @@ def test_a_stock_tower_gives_the_weights_that_pytorch_gives() -> None:
     layers = record(model, torch.randn(1, 3, 32, 40, dtype=torch.float64))
     for layer, (module, x) in zip(layers, list(seen), strict=True):
         _, expected = module(x, x, x, need_weights=True, average_attn_weights=False)
-        torch.testing.assert_close(layer.weights(range(TOKENS)), expected, atol=1e-12, rtol=1e-12)
+        torch.testing.assert_close(whole(layer), expected, atol=1e-12, rtol=1e-12)
 
 
 def test_towers_that_are_not_read_are_refused() -> None:
