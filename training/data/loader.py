@@ -123,11 +123,19 @@ class Loader:
         return self
 
     def __next__(self) -> Batch:
-        """The next batch; raises DataError where no usable ones come any more or a manifest is wrong."""
+        """The next batch.
+
+        Raises:
+            DataError: no usable ones come any more, or a manifest is wrong.
+            RuntimeError: a worker was killed.
+        """
         with kept_generators():  # without workers, augmentation draws in this process
             if self._batches is None:
                 self._batches = iter(self._loader)
-            item = next(self._batches)
+            try:
+                item = next(self._batches)
+            except (OSError, EOFError) as error:  # what it had ready is fetched from it
+                raise RuntimeError(f"a DataLoader worker has ended ({type(error).__name__}: {error}).") from error
         if isinstance(item, DataError):
             raise item
         self._position.advance(item.progress)
