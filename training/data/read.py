@@ -8,6 +8,9 @@ Memory: the shuffle buffer's samples, undecoded; for `Held` the whole set.
 """
 
 import json
+import marshal
+import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,11 +21,12 @@ import numpy as np
 from data_prep.errors import DataError
 from training.data.order import Deal
 from training.data.source import Shard
-from training.data.stream import Sample, read_samples
+from training.data.stream import WAITS, Sample, UnreachableError, read_samples
 from training.data.used import Ref, Used
 
 HELD_BYTES = 8 << 30
 _CHUNK = 1 << 16
+LOST = 3  # shards in a row that remote storage does not give; more would give nothing either
 
 
 @dataclass(frozen=True)
@@ -37,17 +41,18 @@ class Bad:
         return f"{self.shard}:{self.sample} ({self.reason})"
 
 
-def read_shard(shard: Shard, indices: np.ndarray) -> Iterator[tuple[int, Sample | Bad]]:
+def read_shard(shard: Shard, indices: np.ndarray, waits: Sequence[float] = WAITS) -> Iterator[tuple[int, Sample | Bad]]:
     """The samples with these ascending numbers.
 
     Raises:
         DataError: the shard holds more samples than its count says, or needs a package that is not installed.
+        UnreachableError: its remote storage gave nothing after all of `waits`.
     """
     wanted = iter(indices.tolist())
     want = next(wanted, None)
     reason = "the shard ends early"
     try:
-        with closing(read_samples(shard.kind, shard.address)) as samples:
+        with closing(read_samples(shard.kind, shard.address, waits)) as samples:
             for number, sample in enumerate(samples):
                 if number >= shard.samples:
                     raise DataError(
@@ -60,7 +65,7 @@ def read_shard(shard: Shard, indices: np.ndarray) -> Iterator[tuple[int, Sample 
                     want = next(wanted, None)
                 if want is None and number < shard.samples - 1:
                     return
-    except DataError:
+    except (DataError, UnreachableError):
         raise
     except Exception as error:  # see read_samples; the samples that were read before it are good
         reason = f"the shard cannot be read: {type(error).__name__}"  # its text may hold a name of any bytes
@@ -99,37 +104,72 @@ def _without(share: Iterable[tuple[int, np.ndarray]], used: Used) -> Iterator[tu
 
 
 def _read(parts: Iterable[tuple[int, np.ndarray]], shards: Sequence[Shard]) -> Iterator[tuple[Ref, Sample | Bad]]:
+    """The samples of all parts; those of a shard that is lost come after the next one's, if that is there.
+
+    Raises DataError where `LOST` shards in a row cannot be reached, at once: what is read is used for long after.
+    """
+    lost: list[tuple[Ref, Bad]] = []
+    in_a_row = 0
     for piece, indices in parts:
-        for index, sample in read_shard(shards[piece % len(shards)], indices):
-            yield (piece, index), sample
+        shard = shards[piece % len(shards)]
+        arrived = 0
+        try:
+            for index, sample in read_shard(shard, indices, WAITS[:1] if in_a_row else WAITS):
+                arrived += 1
+                yield (piece, index), sample
+            in_a_row = 0
+        except UnreachableError as error:
+            reason = f"the shard cannot be read: {type(error.__cause__).__name__}"
+            bad = (((piece, index), Bad(shard.name, f"sample {index}", reason)) for index in indices[arrived:].tolist())
+            lost += bad
+            in_a_row += 1
+            if in_a_row == LOST:
+                raise DataError(_gone([each for _, each in lost], error)) from error
+            continue
+        yield from lost
+        lost.clear()
+    yield from lost
+
+
+def _gone(lost: Sequence[Bad], error: UnreachableError) -> str:
+    """Why the run ends: counts by reason, and the shards."""
+    reasons = ", ".join(f"{number} x {reason}" for reason, number in Counter(bad.reason for bad in lost).items())
+    named = ", ".join(f"{shard} ({number})" for shard, number in Counter(bad.shard for bad in lost).items())
+    return (
+        f"the storage is gone: {LOST} shards in a row could not be reached, with {len(lost)} samples: {reasons}; they "
+        f"are {named}. The last error: {error}. See that it can be reached; --resume auto goes on"
+    )
 
 
 class Held:
     """A small set in memory, with the value of `unique_key` of each sample.
+
+    The samples are bytes in one buffer. As objects of their own, each would have a reference count, and a worker that
+    was forked would copy the pages of all that it looks at: in the end, the set.
 
     Raises:
         DataError: the set is larger than 8 GiB, or a shard holds more samples than its count says.
     """
 
     def __init__(self, shards: Sequence[Shard], unique_key: str) -> None:
-        self.samples: list[list[Sample]] = []  # by shard and number; empty for what cannot be used
-        self.values: list[list[str | None]] = []
         self.bad: list[Bad] = []
+        self.values: list[list[str | None]] = [[None] * shard.samples for shard in shards]  # None: cannot be used
+        self._bytes = bytearray()
+        self._places = [np.zeros((shard.samples, 2), np.int64) for shard in shards]  # first byte, one past the last
         self._check_bytes(sum(shard.bytes for shard in shards))
-        total = 0
-        for shard in shards:
-            samples: list[Sample] = []
-            values: list[str | None] = []
-            for _, sample in read_shard(shard, np.arange(shard.samples)):
-                value = sample if isinstance(sample, Bad) else _value(shard, sample, unique_key)
-                if isinstance(value, Bad):
-                    self.bad.append(value)
-                values.append(None if isinstance(value, Bad) else value)
-                samples.append({} if isinstance(sample, Bad) else sample)
-                total += sum(map(len, samples[-1].values()))
-            self._check_bytes(total)
-            self.samples.append(samples)
-            self.values.append(values)
+        for (number, index), sample in _read(((n, np.arange(s.samples)) for n, s in enumerate(shards)), shards):
+            if isinstance(sample, Bad):
+                self.bad.append(sample)
+                continue
+            value = _value(shards[number], sample, unique_key)
+            if isinstance(value, Bad):
+                self.bad.append(value)
+                continue
+            self.values[number][index] = sys.intern(value)
+            first = len(self._bytes)
+            self._bytes += marshal.dumps(sample)
+            self._places[number][index] = first, len(self._bytes)
+            self._check_bytes(len(self._bytes))
 
     @staticmethod
     def _check_bytes(found: int) -> None:
@@ -140,7 +180,10 @@ class Held:
             )
 
     def sample(self, ref: Ref) -> Sample:
-        return self.samples[ref[0] % len(self.samples)][ref[1]]
+        """A sample that has a value."""
+        first, end = self._places[ref[0] % len(self._places)][ref[1]]
+        sample: Sample = marshal.loads(memoryview(self._bytes)[first:end])
+        return sample
 
     def value(self, ref: Ref) -> str | None:
         return self.values[ref[0] % len(self.values)][ref[1]]

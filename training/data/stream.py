@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tarfile
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, BinaryIO, Literal
 
@@ -26,15 +26,21 @@ from data_prep.errors import DataError
 Sample = dict[str, Any]
 Kind = Literal["file", "remote", "pipe"]
 _GUARD = ["/bin/sh", "-c", "read -r line; kill -KILL 0"]  # waits for the end of its input, then ends its group
-WAITS = (1.0, 4.0, 15.0)  # seconds before each new try; a shard is given up after as many in a row bring nothing
+WAITS = (1.0, 4.0, 15.0)  # seconds before each new try; a shard is given up after their sum, if tries take long too
+STALL = 15.0  # seconds for which an http server may be silent, as s3fs has it; aiohttp would wait five minutes
 BUFFER = 1 << 20
 _META = re.compile(r"__[^/]*__($|/)")  # what webdataset takes for data about the shard
 LARGEST_MEMBER = 256 << 20  # bytes; no picture or caption comes near it
 _FINAL = (FileNotFoundError, PermissionError, DataError)  # trying again would not help
+_FINAL_STATUS = (401, 403, 404, 410)  # nor after these answers of an http server
 
 
-def open_stream(kind: Kind, address: str) -> BinaryIO:
-    """The bytes of a shard; they can only be read forwards.
+class UnreachableError(OSError):
+    """Remote storage gave nothing however often it was asked; the cause is the last error."""
+
+
+def open_stream(kind: Kind, address: str, waits: Sequence[float] = WAITS) -> BinaryIO:
+    """The bytes of a shard; they can only be read forwards. Reading raises UnreachableError, `waits` being over.
 
     Raises:
         OSError: there is no such file.
@@ -42,10 +48,10 @@ def open_stream(kind: Kind, address: str) -> BinaryIO:
     """
     if kind == "file":
         return open(address, "rb")
-    return io.BufferedReader(_Remote(address) if kind == "remote" else _Pipe(address), BUFFER)
+    return io.BufferedReader(_Remote(address, waits) if kind == "remote" else _Pipe(address), BUFFER)
 
 
-def read_samples(kind: Kind, address: str) -> Generator[Sample, None, None]:
+def read_samples(kind: Kind, address: str, waits: Sequence[float] = WAITS) -> Generator[Sample, None, None]:
     """The samples of one shard as webdataset groups them: `__key__`, and bytes by suffix in small letters.
 
     A tar reader takes a damaged header for the end without a word: only a count finds what was lost.
@@ -53,7 +59,7 @@ def read_samples(kind: Kind, address: str) -> Generator[Sample, None, None]:
     Raises:
         OSError, ValueError, EOFError, tarfile.TarError, zlib.error and others: the shard cannot be opened or read on.
     """
-    with open_stream(kind, address) as stream:
+    with open_stream(kind, address, waits) as stream:
         yield from group_by_keys(_members(stream))
 
 
@@ -79,8 +85,9 @@ def _members(stream: BinaryIO) -> Iterator[dict[str, Any]]:
 class _Remote(io.RawIOBase):
     """An address read through fsspec; what breaks off is opened again and read on where it broke off."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, waits: Sequence[float]) -> None:
         self.address = address
+        self.waits = waits
         self.position = 0
         self._options: dict[str, Any] = {}
         self._file: Any = None
@@ -89,17 +96,19 @@ class _Remote(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        for wait in (*WAITS, None):
+        began = time.monotonic()
+        for wait in (*self.waits, None):
             try:
                 self._file = self._file or self._open()
                 data = self._file.read(len(buffer))
                 break
-            except _FINAL:
-                raise
-            except Exception as error:  # every filesystem has its own exceptions for a lost connection
+            except Exception as raised:  # every filesystem has its own exceptions for a lost connection
                 self._drop()
-                if wait is None:
-                    raise OSError(f"{type(error).__name__}: {error}") from error
+                error = self._what_failed(raised)
+                if isinstance(error, _FINAL):
+                    raise
+                if wait is None or time.monotonic() - began > sum(self.waits):
+                    raise UnreachableError(f"{type(error).__name__}: {error}") from error
                 if isinstance(error, ValueError) and "range" in str(error):
                     self._options = {"block_size": 0}  # a server that sends a file only from its beginning
                 else:
@@ -108,8 +117,17 @@ class _Remote(io.RawIOBase):
         self.position += len(data)
         return len(data)
 
+    def _what_failed(self, error: Exception) -> Exception:
+        """The error; of fsspec's http the one behind it, as it calls whatever fails while it opens a file missing."""
+        cause = error.__cause__
+        if isinstance(error, FileNotFoundError) and self.address.startswith("http") and isinstance(cause, Exception):
+            return error if getattr(cause, "status", 0) in _FINAL_STATUS else cause
+        return error
+
     def _open(self) -> Any:
         try:
+            if self.address.startswith("http"):
+                _limit_stalls()
             file = fsspec.open(self.address, "rb", **self._options)
         except ImportError as error:
             raise DataError(f"{self.address} needs a package that is not installed: {error}") from error
@@ -133,6 +151,14 @@ class _Remote(io.RawIOBase):
     def close(self) -> None:
         self._drop()
         super().close()
+
+
+def _limit_stalls() -> None:
+    """Set `STALL` where fsspec's configuration has no other timeout for http."""
+    import aiohttp
+
+    kwargs = fsspec.config.conf.setdefault("http", {}).setdefault("client_kwargs", {})
+    kwargs.setdefault("timeout", aiohttp.ClientTimeout(sock_connect=STALL, sock_read=STALL))
 
 
 class _Pipe(io.RawIOBase):

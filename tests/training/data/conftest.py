@@ -2,8 +2,12 @@
 
 import os
 import random
+import re
 import select
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -56,6 +60,38 @@ def holders(tmp_path: Path) -> Iterator[Holders]:
     each = Holders(tmp_path / "holders")
     yield each
     each.close()
+
+
+class Server:
+    """The standard library's, on a folder; it sends files only from their beginning.
+
+    A process of its own: workers that are forked from this one would hold its socket open.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        command = [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory", str(folder)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert self._process.stdout
+        self.address = re.search(r"http://[\d.:]+", self._process.stdout.readline())[0]
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Path], Server]]:
+    """serve(folder) starts a server, which ends with the test at the latest."""
+    pytest.importorskip("aiohttp")
+    with ExitStack() as servers:
+
+        def start(folder: Path) -> Server:
+            server = Server(folder)
+            servers.callback(server.stop)
+            return server
+
+        yield start
 
 
 @pytest.fixture

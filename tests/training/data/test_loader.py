@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from data_prep.errors import DataError
+from training.data import read
 from training.data.batches import FIRST, IN_A_ROW, Tally
 from training.data.read import Bad
 from training.data.source import Shard, Source
@@ -251,6 +252,18 @@ def test_storage_that_is_gone_ends_the_run_with_reasons(tmp_path, make_set, make
         list(islice(loader, 90))  # what was read before is still used
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_server_that_is_gone_ends_the_run_with_reasons(tmp_path, make_set, make_loader, serve, monkeypatch, workers):
+    monkeypatch.setattr(read, "WAITS", (0.0,))
+    server = serve(make_set(tmp_path, [30] * 9))
+    loader = make_loader(server.address, workers=workers)
+    next(loader)
+    server.stop()
+    message = r"3 shards in a row could not be reached, with 90 samples: 90 x the shard cannot be read: ClientConn"
+    with pytest.raises(DataError, match=message):
+        list(islice(loader, 90))
+
+
 def counted(tally, shard, number):
     for each in range(number):
         tally.add_bad(Bad(shard, str(each), "lost"))
@@ -345,15 +358,31 @@ def test_more_workers_and_processes_than_shards_share_them(tmp_path, make_set, m
 def test_a_killed_worker_is_an_error(tmp_path, make_set, make_loader):
     loader = make_loader(make_set(tmp_path, [40]), workers=1)
     next(loader)
+    worker = loader._batches._workers[0].pid
 
-    def go_on_without_it():  # torch raises wherever the signal finds it
-        os.kill(loader._batches._workers[0].pid, signal.SIGKILL)
+    def go_on_without_it():  # torch raises wherever the signal of its end finds this process
+        os.kill(worker, signal.SIGKILL)
+        os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)
         list(islice(loader, 20))
 
     with pytest.raises(RuntimeError, match="worker"):
         go_on_without_it()
     loader.close()
     gc.collect()  # the error's frames hold the iterator, and torch tells of its dead worker whenever any child ends
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("gone"), FileNotFoundError("gone"), EOFError("gone")])
+def test_a_batch_of_a_killed_worker_is_the_same_error(tmp_path, make_set, make_loader, error):
+    """It may be fetched before the signal of the worker's end comes."""
+
+    def fetch():
+        raise error
+        yield
+
+    loader = make_loader(make_set(tmp_path, [40]))
+    loader._batches = fetch()
+    with pytest.raises(RuntimeError, match=r"a DataLoader worker has ended \(.*Error: gone\)"):
+        next(loader)
 
 
 def test_signals_to_the_whole_job_miss_the_workers(tmp_path, make_set, make_loader):

@@ -2,6 +2,7 @@ import builtins
 import dataclasses
 import io
 import tarfile
+from contextlib import closing
 from itertools import islice
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 from data_prep.errors import DataError
 from training.data import read
 from training.data.order import Deal, Mixture
-from training.data.read import Bad, Held, follow, read_shard
+from training.data.read import Bad, Held, _read, follow, read_shard
 from training.data.source import Shard, open_sources
+from training.data.stream import WAITS, UnreachableError, read_samples
 
 
 def shards_of(folder):
@@ -164,6 +166,62 @@ def test_following_gives_the_order_and_skips_what_was_taken(tmp_path, make_set, 
         assert opened[: len(needed)] == [f"{shard:05d}.tar" for shard in needed]
 
 
+@pytest.fixture
+def answers(monkeypatch):
+    """answers[address] lists what a remote shard does next: "whole", "broken" after some of it, or "gone"."""
+    planned, asked = {}, []
+
+    def remote(kind, address, waits):
+        asked.append((address, waits))
+        what = planned.get(address, ["whole"]).pop(0)
+        with closing(read_samples("file", address)) as samples:
+            yield from islice(samples, {"whole": None, "broken": 2, "gone": 0}[what])
+        if what != "whole":
+            raise UnreachableError("ConnectionError: refused") from ConnectionError("refused")
+
+    monkeypatch.setattr(read, "read_samples", remote)
+    planned["asked"] = asked
+    return planned
+
+
+def remote_shards(folder):
+    return [dataclasses.replace(shard, kind="remote") for shard in shards_of(folder)]
+
+
+@pytest.mark.parametrize("lost", [[], [1], [0, 1], [3, 4], [0, 1, 3, 4]])
+def test_shards_that_storage_does_not_give_are_bad_amid_good_ones(tmp_path, make_set, answers, lost):
+    """In the planned order, whenever it is known that they are lost; after one the next is not waited for as long."""
+    shards = remote_shards(make_set(tmp_path, [4] * 5))
+    for number in lost:
+        answers[shards[number].address] = ["broken" if number == 1 else "gone"]
+    found = list(_read(((number, np.arange(4)) for number in range(5)), shards))
+    assert {ref for ref, _ in found} == {(number, index) for number in range(5) for index in range(4)}
+    assert len(found) == 20
+    for (number, index), sample in found:
+        if number in lost and not (number == 1 and index < 2):
+            assert sample == Bad(f"{number:05d}.tar", f"sample {index}", "the shard cannot be read: ConnectionError")
+        else:
+            assert sample["__key__"] == f"s{number}-{index}"
+    expected = [WAITS[:1] if number - 1 in lost else WAITS for number in range(5)]
+    assert [waits for _, waits in answers["asked"]] == expected
+
+
+def test_storage_that_is_gone_ends_reading_at_once(tmp_path, make_set, answers):
+    shards = remote_shards(make_set(tmp_path, [4] * 9))
+    for number in range(3, 9):
+        answers[shards[number].address] = ["broken" if number == 3 else "gone"]
+    found = []
+    message = (
+        r"the storage is gone: 3 shards in a row could not be reached, with 10 samples: 10 x the shard cannot be read: "
+        r"ConnectionError; they are 00003.tar \(2\), 00004.tar \(4\), 00005.tar \(4\)\. "
+        r"The last error: ConnectionError: refused"
+    )
+    with pytest.raises(DataError, match=message):
+        found.extend(_read(((number, np.arange(4)) for number in range(9)), shards))
+    assert [sample["__key__"] for _, sample in found] == [f"s{n}-{i}" for n in range(4) for i in range(4)][:14]
+    assert len(answers["asked"]) == 6
+
+
 def test_memory_is_the_buffer(tmp_path, make_set, monkeypatch):
     """Reading is never further ahead than the shuffle buffer asks for."""
     shards = shards_of(make_set(tmp_path, [50, 50]))
@@ -176,7 +234,6 @@ def test_memory_is_the_buffer(tmp_path, make_set, monkeypatch):
             came += 1
             yield item
 
-    _read = read._read
     monkeypatch.setattr(read, "_read", counting)
     for given, _ in enumerate(islice(follow(deal, shards, 0, 0, 0), 100), start=1):
         assert came <= given + 10

@@ -1,7 +1,4 @@
-import functools
-import http.server
 import json
-import threading
 
 import fsspec
 import pytest
@@ -165,28 +162,19 @@ def test_a_set_elsewhere(tmp_path, make_set, word):
     memory.rm("/set", recursive=True)
 
 
-def test_a_set_over_http(tmp_path, make_set):
-    """The standard library's server sends files only from their beginning, and one here is larger than a request."""
-    pytest.importorskip("aiohttp")
+def test_a_set_over_http(tmp_path, make_set, serve):
+    """One file here is larger than a request."""
     folder = make_set(tmp_path, [3, 2])
     large = bytes(range(256)) * (24 << 10)
     (folder / "large").write_bytes(large)
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        (each,) = open_sources(f"http://127.0.0.1:{server.server_port}/")
-        assert counts([each]) == [[3, 2]]
-        assert len(keys(each)) == 5
-        with open_stream("remote", f"http://127.0.0.1:{server.server_port}/large") as file:
-            assert file.read() == large
-        with pytest.raises(DataError, match=r"/nothing/manifest.jsonl does not exist"):
-            open_sources(f"http://127.0.0.1:{server.server_port}/nothing")
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    address = serve(folder).address
+    (each,) = open_sources(f"{address}/")
+    assert counts([each]) == [[3, 2]]
+    assert len(keys(each)) == 5
+    with open_stream("remote", f"{address}/large") as file:
+        assert file.read() == large
+    with pytest.raises(DataError, match=r"/nothing/manifest.jsonl does not exist"):
+        open_sources(f"{address}/nothing")
 
 
 def test_names_in_http_addresses_are_quoted(monkeypatch):

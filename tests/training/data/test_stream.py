@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 from training.data import stream
-from training.data.stream import open_stream, read_samples
+from training.data.stream import UnreachableError, open_stream, read_samples
 
 
 class Opened:
@@ -59,9 +59,65 @@ def test_an_address_that_gives_nothing_is_given_up(monkeypatch):
     waits = []
     monkeypatch.setattr(stream.time, "sleep", waits.append)
     monkeypatch.setattr(fsspec, "open", lambda *_, **__: Opened(broken))
-    with open_stream("remote", "any://address") as file, pytest.raises(OSError, match=r"ConnectionResetError: gone"):
+    message = r"ConnectionResetError: gone"
+    with open_stream("remote", "any://address") as file, pytest.raises(UnreachableError, match=message):
         file.read()
     assert waits == list(stream.WAITS)
+
+
+def test_tries_that_take_long_count_as_waiting(monkeypatch):
+    """A filesystem that tries again by itself, or a server that is silent."""
+    now, waits = 0.0, []
+
+    def broken():
+        nonlocal now
+        now += 11
+        raise TimeoutError("silent")
+
+    monkeypatch.setattr(stream.time, "monotonic", lambda: now)
+    monkeypatch.setattr(stream.time, "sleep", waits.append)
+    monkeypatch.setattr(fsspec, "open", lambda *_, **__: Opened(broken))
+    with open_stream("remote", "any://address") as file, pytest.raises(UnreachableError, match=r"TimeoutError: silent"):
+        file.read()
+    assert waits == [stream.WAITS[0]]
+
+
+class AnswerError(Exception):
+    """What an http server answers."""
+
+    def __init__(self, status):
+        super().__init__(str(status))
+        self.status = status
+
+
+@pytest.mark.parametrize(
+    ("cause", "is_there"),
+    [
+        (AnswerError(404), False),
+        (AnswerError(403), False),
+        (AnswerError(503), True),
+        (ConnectionRefusedError("no"), True),
+        (None, False),
+    ],
+)
+def test_http_that_does_not_answer_is_not_taken_for_a_missing_file(monkeypatch, cause, is_there):
+    """fsspec raises FileNotFoundError for all of them."""
+    answers = []
+
+    def opener():
+        answers.append(cause)
+        if len(answers) == 1:
+            raise FileNotFoundError("http://host/x") from cause
+        return io.BytesIO(b"data")
+
+    monkeypatch.setattr(stream.time, "sleep", lambda _: None)
+    monkeypatch.setattr(fsspec, "open", lambda *_, **__: Opened(opener))
+    with open_stream("remote", "http://host/x") as file:
+        if is_there:
+            assert file.read() == b"data"
+        else:
+            with pytest.raises(FileNotFoundError):
+                file.read()
 
 
 def test_a_server_without_ranges_is_read_from_the_beginning(monkeypatch):
