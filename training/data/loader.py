@@ -13,6 +13,7 @@ this package, in reading order: source.py (which shards), stream.py (a shard's b
 import os
 from collections.abc import Iterator, Sequence
 from multiprocessing import parent_process
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -176,9 +177,13 @@ class Loader:
 
 
 def sources_of(settings: Settings, state: dict[str, Any] | None = None) -> list[Source]:
-    """The run's shards; what had to be counted by reading is in a checkpoint's `state`. Raises as `Loader` does."""
+    """The run's shards; what has to be counted by reading is kept in the run's folder, where there is one, and in a
+    checkpoint's `state`. Raises as `Loader` does."""
     counts = state["counts"] if state else {}
-    return open_sources(settings.train_data, settings.train_data_upsampling_factors, settings.allow_pipe, counts)
+    run = Path(settings.output) / settings.name
+    folder = run if settings.output and run.is_dir() else None
+    words = settings.train_data, settings.train_data_upsampling_factors, settings.allow_pipe
+    return open_sources(*words, counts, folder)
 
 
 def _check_size(settings: Settings, samples: int, world: int) -> None:

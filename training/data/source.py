@@ -11,7 +11,8 @@
 
 The order of samples is planned on counts, so every shard's must be known. A manifest holds them. For a pattern they
 come from `sizes.json` beside the shards (OpenCLIP's), else from img2dataset's `NNNNN_stats.json`, else each shard is
-read through once; a checkpoint records what was found that way, so a resumed run does not read again.
+read through once; the run's folder keeps what was found that way (`COUNTS`), and so does a checkpoint, so that neither
+a run that is started again nor one that is resumed reads again.
 Cost: a stat or a small request a shard where counts are recorded, all bytes where they are not.
 """
 
@@ -30,12 +31,14 @@ from urllib.parse import quote
 import braceexpand
 from tqdm import tqdm
 
+from data_prep import atomic
 from data_prep.errors import DataError
 from data_prep.manifest import MANIFEST, parse_manifest, read_manifest
 from training.data.stream import Kind, open_stream, read_samples
 from training.settings import SettingsError
 
 PIPE = "pipe:"
+COUNTS = "counts.json"  # in a run's folder: a JSON object, samples by what `_counted_as` calls a shard
 Result = TypeVar("Result")
 
 
@@ -68,12 +71,17 @@ class Source:
 
 
 def open_sources(
-    train_data: str, factors: str = "", allow_pipe: bool = False, counts: Mapping[str, int] | None = None
+    train_data: str,
+    factors: str = "",
+    allow_pipe: bool = False,
+    counts: Mapping[str, int] | None = None,
+    folder: Path | None = None,
 ) -> list[Source]:
     """The sources of --train-data, --train-data-upsampling-factors and --allow-pipe.
 
     Args:
-        counts: samples by shard address, as `recorded_counts` gave them: what was counted before.
+        counts: samples by shard address, as `recorded_counts` gave them: what the run is planned on that is resumed.
+        folder: where `COUNTS` keeps what is counted by reading.
 
     Raises:
         SettingsError: a command without --allow-pipe, or factors that are no positive numbers, one a source.
@@ -82,7 +90,7 @@ def open_sources(
     words = train_data.split("::")
     sources = []
     for word, factor in zip(words, _factors(factors, len(words)), strict=True):
-        source = _open_source(word, factor, allow_pipe, counts or {})
+        source = _open_source(word, factor, allow_pipe, counts or {}, folder)
         if round(source.samples * factor) < 1:
             raise DataError(f"{word} holds {source.samples} samples: an epoch of {factor} times as many is empty")
         sources.append(source)
@@ -119,22 +127,22 @@ def _factors(text: str, number: int) -> list[float]:
     return factors
 
 
-def _open_source(word: str, factor: float, allow_pipe: bool, counts: Mapping[str, int]) -> Source:
+def _open_source(word: str, factor: float, allow_pipe: bool, counts: Mapping[str, int], folder: Path | None) -> Source:
     if word.startswith(PIPE):
         if not allow_pipe:
             raise SettingsError(f"--train-data {word!r} would run a command; give --allow-pipe if you trust it")
-        return _pattern(word, "pipe", factor, counts)
+        return _pattern(word, "pipe", factor, counts, folder)
     if "://" in word:
         if word.endswith(".tar") or "{" in word:
-            return _pattern(word, "remote", factor, counts)
+            return _pattern(word, "remote", factor, counts, folder)
         return Source(word, factor, _remote_manifest(word))
     path = Path(word)
     if path.is_dir() or path.name == MANIFEST:
-        folder = path if path.is_dir() else path.parent
-        entries = read_manifest(folder)
-        shards = [Shard(e.shard, "file", str(folder / e.shard), e.samples, e.bytes) for e in entries]
+        parent = path if path.is_dir() else path.parent
+        entries = read_manifest(parent)
+        shards = [Shard(e.shard, "file", str(parent / e.shard), e.samples, e.bytes) for e in entries]
         return Source(word, factor, tuple(shards))
-    return _pattern(word, "file", factor, counts)
+    return _pattern(word, "file", factor, counts, folder)
 
 
 def _remote_manifest(word: str) -> tuple[Shard, ...]:
@@ -152,7 +160,7 @@ def _remote_manifest(word: str) -> tuple[Shard, ...]:
     )
 
 
-def _pattern(word: str, kind: Kind, factor: float, counts: Mapping[str, int]) -> Source:
+def _pattern(word: str, kind: Kind, factor: float, counts: Mapping[str, int], folder: Path | None) -> Source:
     """The shards of an OpenCLIP pattern, with their counts."""
     try:
         addresses = list(braceexpand.braceexpand(word.removeprefix(PIPE)))
@@ -175,7 +183,7 @@ def _pattern(word: str, kind: Kind, factor: float, counts: Mapping[str, int]) ->
         beside = [None] * len(shards) if kind == "pipe" else _counts_beside(shards)
         found = [count for count in beside if count is not None]
         if counted := len(found) < len(shards):
-            found = _count_by_reading(shards, word)
+            found = _count_by_reading(shards, word, folder)
     return Source(word, factor, tuple(replace(s, samples=n) for s, n in zip(shards, found, strict=True)), counted)
 
 
@@ -197,29 +205,55 @@ def _counts_beside(shards: Sequence[Shard]) -> list[int | None]:
     return list(_in_threads(count_of, shards))
 
 
-def _count_by_reading(shards: Sequence[Shard], word: str) -> list[int]:
-    """Each shard's samples, by reading all of it; says so, since it may take hours."""
-    print(
-        f"{word}: counting the samples of {len(shards)} shards by reading them once, since no file says how many they "
-        "hold; a manifest, or sizes.json beside them ({" + f'"{shards[0].name}": 1000, …' + "}), would spare this",
-        flush=True,
-    )
+def _count_by_reading(shards: Sequence[Shard], word: str, folder: Path | None) -> list[int]:
+    """Each shard's samples, by reading all of those whose counts the folder does not keep from an earlier start."""
+    file = folder / COUNTS if folder else None
+    counts = _read_json("file", str(file)) if file else {}
+    names = [_counted_as(shard) for shard in shards]
+    if left := {name: shard for name, shard in zip(names, shards, strict=True) if name not in counts}:
+        print(
+            f"{word}: counting the samples of {len(left)} shards by reading them once, since no file says how many "
+            f'they hold; a manifest, or sizes.json beside them ({{"{shards[0].name}": 1000, …}}), would spare this',
+            flush=True,
+        )
+        _count_into(counts, left, file)
+    return [counts[name] for name in names]
 
-    def count_of(shard: Shard) -> int:
-        try:
-            return sum(1 for _ in read_samples(shard.kind, shard.address))
-        except Exception as error:  # see read_samples
-            raise DataError(f"{shard.address} cannot be read as a shard ({type(error).__name__}: {error})") from error
 
-    found: list[int] = []
-    said = time.monotonic()
-    bar = tqdm(_in_threads(count_of, shards), "counting", len(shards), disable=None, unit="shard")
-    for count in bar:
-        found.append(count)
-        if bar.disable and time.monotonic() - said > 60:
-            said = time.monotonic()
-            print(f"counted {len(found)} of {len(shards)} shards", flush=True)
-    return found
+def _count_into(counts: dict[str, int], left: Mapping[str, Shard], file: Path | None) -> None:
+    """Add the counts of shards, and write them to the file now and then, since this may take hours."""
+
+    def keep() -> None:
+        if file:
+            atomic.write_text(file, json.dumps(counts))
+
+    kept = time.monotonic()
+    bar = tqdm(_in_threads(_count, list(left.values())), "counting", len(left), disable=None, unit="shard")
+    try:
+        for number, (name, count) in enumerate(zip(left, bar, strict=True), start=1):
+            counts[name] = count
+            if time.monotonic() - kept > 60:
+                kept = time.monotonic()
+                keep()
+                if bar.disable:
+                    print(f"counted {number} of {len(left)} shards", flush=True)
+    finally:  # what was counted before an error or a signal
+        keep()
+
+
+def _counted_as(shard: Shard) -> str:
+    """What a shard is kept under when it was counted: of a file that changed, another than before."""
+    if shard.kind != "file":
+        return shard.address
+    stat = os.stat(shard.address)
+    return f"{os.path.abspath(shard.address)} {stat.st_size} {stat.st_mtime_ns}"
+
+
+def _count(shard: Shard) -> int:
+    try:
+        return sum(1 for _ in read_samples(shard.kind, shard.address))
+    except Exception as error:  # see read_samples
+        raise DataError(f"{shard.address} cannot be read as a shard ({type(error).__name__}: {error})") from error
 
 
 def _in_threads(function: Callable[[Shard], Result], shards: Sequence[Shard]) -> Iterator[Result]:

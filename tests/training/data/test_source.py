@@ -1,4 +1,5 @@
 import json
+import os
 
 import fsspec
 import pytest
@@ -51,6 +52,49 @@ def test_without_counts_shards_are_read_once_and_what_was_found_is_recorded(tmp_
     assert recorded_counts(open_sources(word, counts=record)) == record
     with pytest.raises(DataError, match=r"00000.tar cannot be read as a shard"):
         open_sources(word)
+
+
+def test_counts_are_kept_in_the_runs_folder_and_what_changed_is_counted_again(tmp_path, make_set, monkeypatch, capsys):
+    one = make_set(tmp_path / "a", [3, 2, 4], manifest=False)
+    two = make_set(tmp_path / "b", [6], manifest=False)
+    words = f"{one}/{{00000..00002}}.tar::pipe:cat {two}/00000.tar"
+    run = tmp_path / "run"
+    run.mkdir()
+    read = []
+
+    def reading(kind, address):
+        read.append(address.rpartition("/")[2])
+        return read_samples(kind, address)
+
+    monkeypatch.setattr(source, "read_samples", reading)
+    found = open_sources(words, allow_pipe=True, folder=run)
+    assert counts(found) == [[3, 2, 4], [6]]
+    assert sorted(read) == ["00000.tar", "00000.tar", "00001.tar", "00002.tar"]
+    assert [path.name for path in run.iterdir()] == ["counts.json"]
+    read.clear()
+    capsys.readouterr()
+    again = open_sources(words, allow_pipe=True, folder=run)
+    assert (again, read, capsys.readouterr().out) == (found, [], "")
+    assert recorded_counts(again) == recorded_counts(found)
+    make_set(tmp_path / "c", [5], manifest=False)
+    (tmp_path / "c" / "00000.tar").replace(one / "00001.tar")
+    os.utime(one / "00002.tar", ns=(1, 1))  # another one of the same size, for all that is known
+    assert counts(open_sources(words, allow_pipe=True, folder=run)) == [[3, 5, 4], [6]]
+    assert sorted(read) == ["00001.tar", "00002.tar"]
+
+
+def test_what_was_counted_before_an_error_is_kept(tmp_path, make_set, monkeypatch):
+    folder = make_set(tmp_path / "set", [3, 2], manifest=False)
+    whole = (folder / "00001.tar").read_bytes()
+    (folder / "00001.tar").write_bytes(b"no tar")
+    word = f"{folder}/{{00000..00001}}.tar"
+    with pytest.raises(DataError, match=r"00001.tar cannot be read as a shard"):
+        open_sources(word, folder=tmp_path)
+    (folder / "00001.tar").write_bytes(whole)
+    (count,) = json.loads((tmp_path / "counts.json").read_text()).values()
+    assert count == 3
+    monkeypatch.setattr(source, "_count", lambda shard: 10 if shard.name == "00001.tar" else pytest.fail(shard.name))
+    assert counts(open_sources(word, folder=tmp_path)) == [[3, 10]]
 
 
 def test_mixtures_name_their_shards_apart(tmp_path, make_set):
