@@ -13,7 +13,7 @@ DESCRIPTION = (
     "and the JSON that the other subcommands write. Writes one HTML file that fetches nothing, and beside it "
     "result.json where the first run has figures on emoji."
 )
-EXAMPLE = """examples:
+EXAMPLE = """example:
   python -m evaluate report runs/quickstart runs/quickstart-softmax --root data/emoji
   python -m evaluate report results/ --output results.html
 """
