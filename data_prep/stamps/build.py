@@ -1,9 +1,10 @@
 """Builds the stamps set: Debian's tuxpaint-stamps-default -> described pictures -> one shard in two layouts at once.
 
     DIR/test/0.tar          KEY.png  KEY.txt (the description)  KEY.json  KEY.cls (the description's line, from 0)
-    DIR/test/manifest.jsonl             so `evaluate retrieval --data DIR/test` and `training` read it
+    DIR/test/manifest.jsonl             so `training` reads it
     DIR/test/nshards.txt  DIR/classnames.txt  DIR/zeroshot_classification_templates.txt
-                                        so `evaluate zero-shot --dataset wds/stamps --root DIR` and CLIP_benchmark do
+                                        so `evaluate zero-shot --dataset wds/stamps --root DIR`, `evaluate retrieval
+                                        --data DIR` and CLIP_benchmark do
     DIR/README.md  DIR/copyright  DIR/stats.json
 
 About 30 s and 40 MB of disk, after a package of 161 MB that is not kept. DIR appears when it is whole; the same package

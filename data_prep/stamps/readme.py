@@ -12,12 +12,12 @@ from Debian's package {package} {version} (sha256 of the .deb: {deb_sha256}).
 
 - `test/0.tar`: `KEY.png` (RGB on white, centred in a square), `KEY.txt` (the description), `KEY.json` (path in the
   package, category), `KEY.cls` (the description's line in `classnames.txt`, from 0).
-- `test/manifest.jsonl`: size, SHA-256 and number of samples of the shard, for retrieval and training.
+- `test/manifest.jsonl`: size, SHA-256 and number of samples of the shard, for training.
 - `classnames.txt`, `zeroshot_classification_templates.txt`, `test/nshards.txt`: CLIP_benchmark's layout, in which the
-  set is a classification of pictures by description.
+  set is a classification of pictures by description, and retrieval.
 
 ```
-python -m evaluate retrieval --model NAME --pretrained FILE --data DIR/test
+python -m evaluate retrieval --model NAME --pretrained FILE --data DIR
 python -m evaluate zero-shot --model NAME --pretrained FILE --dataset wds/stamps --root DIR --output FILE.json
 ```
 

@@ -20,7 +20,7 @@ class Retrieval:
     subject: Subject
     kind: str
     data: str
-    data_sha256: str
+    pictures: str
     recalls: dict[str, float]  # percent, by RECALLS
     intervals: dict[str, tuple[float, float] | None]
     pairs: int
@@ -44,7 +44,7 @@ def read(path: Path, content: Mapping[str, Any]) -> Retrieval:
         subject=Subject.of(path, content),
         kind=text(content["kind"]),
         data=text(content["data"]),
-        data_sha256=str(content.get("manifest_sha256") or content.get("list_sha256") or ""),
+        pictures=str(content.get("list_sha256") or content.get("manifest_sha256") or ""),
         recalls={name: percent(row[name]) for name in RECALLS},
         intervals={name: interval(ends.get(name)) for name in RECALLS},
         pairs=count(int(number(row["pairs"]))),
@@ -58,7 +58,7 @@ def section(records: Sequence[Retrieval], name_of: Callable[[Subject], tuple[str
     """A table with a block for each set of pairs."""
     sets: dict[tuple[str, int], list[Retrieval]] = {}
     for record in records:
-        sets.setdefault((record.data_sha256 or record.data, record.pairs), []).append(record)
+        sets.setdefault((record.pictures or record.data, record.pairs), []).append(record)
     rows = []
     for (_, pairs), of_set in sets.items():
         rows.append(
