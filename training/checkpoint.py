@@ -77,7 +77,10 @@ def write(path: Path, state: dict[str, Any]) -> None:
     """Write one checkpoint and its checksum; a reader sees all of it or nothing."""
     with atomic.writing(path) as file:
         hashing = _HashingFile(file)
-        torch.save(state, cast(IO[bytes], hashing))
+        try:
+            torch.save(state, cast(IO[bytes], hashing))
+        except RuntimeError as error:  # torch's own words say nothing of the disk
+            raise hashing.error or error from error
         atomic.write_text(_checksum_file(path), f"{hashing.sha256.hexdigest()}  {path.name}\n")
 
 
@@ -168,10 +171,15 @@ class _HashingFile:
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
         self.sha256 = hashlib.sha256()
+        self.error: OSError | None = None
 
     def write(self, data: bytes) -> int:
         self.sha256.update(data)
-        return self.file.write(data)
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
 
     def flush(self) -> None:
         self.file.flush()

@@ -36,6 +36,8 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             raise SettingsError(f"{folder}: another process is training there now; choose another --name") from None
+        for left in folder.glob(".*.tmp"):  # of a process that was killed in the middle of a write
+            left.unlink(missing_ok=True)
         yield
     finally:
         lock.close()
@@ -87,7 +89,7 @@ def is_finished(folder: Path, settings: Settings) -> bool:
         summary = json.loads((folder / SUMMARY).read_text())
         enough = summary["steps"] >= settings.max_steps and summary["epochs"] >= settings.epochs
         return bool(enough) and (folder / WEIGHTS).exists()
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):  # not there, or not as this program writes it
         return False
 
 

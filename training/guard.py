@@ -4,6 +4,9 @@ import statistics
 from collections import deque
 from typing import Any
 
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
 WINDOW = 128  # losses that a new one is compared with
 LEAST = 32  # before so many there is no verdict
 SIGMAS = 8.0
@@ -53,3 +56,23 @@ class Guard:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.skipped, self.in_a_row, self.is_high = state["skipped"], state["in_a_row"], state["is_high"]
         self.losses = deque(state["losses"], maxlen=WINDOW)
+
+
+class RunningStatistics:
+    """The running statistics of a ResNet's BatchNorms, which a forward pass moves before its step is judged.
+
+    A skipped step puts them back: a NaN in a running mean never heals. A model without BatchNorm costs nothing.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        norms = (module for module in model.modules() if isinstance(module, _BatchNorm))
+        self.buffers = [buffer for norm in norms for buffer in norm.buffers()]
+
+    def keep(self) -> None:
+        """A step begins."""
+        self.kept = [buffer.clone() for buffer in self.buffers]
+
+    def put_back(self) -> None:
+        """The step is skipped."""
+        for buffer, kept in zip(self.buffers, self.kept, strict=True):
+            buffer.copy_(kept)

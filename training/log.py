@@ -10,8 +10,10 @@ import math
 import os
 import sys
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from tqdm import tqdm
@@ -20,6 +22,7 @@ from data_prep import atomic
 from training.reports import Reports
 from training.settings import Settings, SettingsError
 
+LONG_WAIT = 60.0  # seconds for a step's data, after which it is said
 MEASURES = ("val_", "imagenet_")  # what an evaluation inside the run is called in a row
 
 
@@ -80,6 +83,18 @@ class RunLog:
         if measured:
             self.say(f"step {row['step']}: " + "  ".join(measured))
 
+    @contextmanager
+    def waiting(self, step: int) -> Iterator[None]:
+        """Around the wait for a step's data: says so when it is long, for a stall looks like a slow step."""
+        text = f"no data for the next step after {LONG_WAIT:.0f} seconds; still waiting"
+        timer = Timer(LONG_WAIT, self.event, (step, "waiting", text))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def bad_samples(self, step: int, bad: dict[str, dict[str, int]]) -> None:
         """Keep the counts of unusable samples, by shard and reason, in bad-samples.json; say it when there are more."""
         reasons: Counter[str] = Counter()
@@ -117,10 +132,11 @@ def _metrics_up_to(path: Path, step: int) -> Any:
     """metrics.jsonl open for more rows, holding those of steps 1 to `step` alone; a cut last line is dropped."""
     kept = []
     if step and path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            with suppress(ValueError, KeyError, TypeError):  # a line that a crash cut or damaged
-                if line.endswith("\n") and json.loads(line)["step"] <= step:
-                    kept.append(line)
+        *lines, _ = path.read_bytes().split(b"\n")  # what follows the last end of a line was cut
+        for line in lines:
+            with suppress(ValueError, KeyError, TypeError):  # a line that a crash damaged
+                if json.loads(line)["step"] <= step:
+                    kept.append(line.decode() + "\n")
     atomic.write_text(path, "".join(kept))
     return open(path, "a", encoding="utf-8")
 

@@ -27,7 +27,7 @@ class StopRequest:
 
     def _received(self, number: int, frame: FrameType | None) -> None:
         if not self.stepping or (self.name and number == signal.SIGINT):
-            self.name = self.name or signal.Signals(number).name
+            self.name = signal.Signals(number).name
             raise KeyboardInterrupt
         if not self.name:
             self.name = signal.Signals(number).name

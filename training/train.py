@@ -11,6 +11,7 @@ weights alone, which `open_clip.create_model(name, pretrained="checkpoint.pt")` 
 import math
 import time
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from evaluate.result import versions
 from training import checkpoint, folder
 from training.checkpoint import Writer
 from training.distributed import World
+from training.guard import RunningStatistics
 from training.log import RunLog
 from training.measure import Meter, distances, gradient_norm, is_finite, number, snapshot
 from training.schedule import learning_rate
@@ -147,6 +149,7 @@ def take_steps(
     model, optimizer, guard = parts.model, parts.optimizer, parts.guard
     model.train()
     meter = Meter(setup.settings, model, world, setup.global_batch, setup.precision)
+    statistics = RunningStatistics(model)
     rollbacks: Counter[int] = Counter()
     last_save, stopping, is_due = time.monotonic(), False, False
     stop.wait_for_step()
@@ -155,9 +158,11 @@ def take_steps(
         lr = learning_rate(progress.step, settings, total)
         for group in optimizer.param_groups:
             group["lr"] = lr
-        pairs, keys = setup.next_batches()
+        with first.log.waiting(progress.step) if first else nullcontext():
+            pairs, keys = setup.next_batches()
         meter.data_is_there()
 
+        statistics.keep()
         own_loss = setup.forward_backward(pairs)
         norm = gradient_norm(model, settings.grad_clip_norm)
 
@@ -186,6 +191,7 @@ def take_steps(
         before = snapshot(model) if shown else None
         if bad:
             guard.skip()
+            statistics.put_back()
             if parts.scaler:
                 parts.scaler.update()  # a smaller scale, as float16 overflowed
         else:
@@ -222,8 +228,8 @@ def take_steps(
         elif guard.is_spike(loss):
             if first:
                 first.log.event(progress.step, "spike", f"the loss {loss:.4g} is far above those before it", keys=keys)
-            if settings.spike_rollback:
-                roll_back(run, setup, progress, rollbacks, first)
+            if settings.spike_rollback and roll_back(run, setup, progress, rollbacks, first):
+                continue  # to save here would write the checkpoint that was gone back to over itself
         every = settings.save_every_steps
         is_due = is_due or late or stopping or last or bool(every and progress.step % every == 0)
         if is_due and not world.rows(not is_finite(model)).any():
@@ -300,10 +306,10 @@ def too_many_bad_samples(setup: Setup, bad_samples: int) -> str:
     )
 
 
-def roll_back(run: Path, setup: Setup, progress: Progress, rollbacks: Counter[int], first: Records | None) -> None:
+def roll_back(run: Path, setup: Setup, progress: Progress, rollbacks: Counter[int], first: Records | None) -> bool:
     """Put the training where the newest checkpoint has it; the data goes on after the spike.
 
-    Raises TrainingError where there is no checkpoint, or the same one was gone back to too often.
+    Returns whether there was one. Raises TrainingError where the same one was gone back to too often.
     """
     spiked, passed_over = progress.step, list[str]()
 
@@ -314,7 +320,9 @@ def roll_back(run: Path, setup: Setup, progress: Progress, rollbacks: Counter[in
 
     path = setup.world.from_first(newest)
     if path is None:
-        raise TrainingError(f"step {spiked}: a loss spike, and no checkpoint to go back to; save more often")
+        if first:
+            first.log.event(spiked, "no rollback", "there is no checkpoint to go back to yet; on from here")
+        return False
     restore_training(checkpoint.load(path), setup.parts, progress, setup.settings, setup.world)
     rollbacks[progress.step] += 1
     if rollbacks[progress.step] > MOST_ROLLBACKS:
@@ -327,3 +335,4 @@ def roll_back(run: Path, setup: Setup, progress: Progress, rollbacks: Counter[in
         first.log.rewind(progress.step)
         for text in [*passed_over, f"from {spiked} back to this step's checkpoint, on with the next data"]:
             first.log.event(progress.step, "rollback", text)
+    return True

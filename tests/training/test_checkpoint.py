@@ -2,6 +2,7 @@ import os
 import random
 import subprocess
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import open_clip
@@ -180,3 +181,16 @@ def test_a_name_tells_its_step():
     assert checkpoint.step_of(Path("a/step-00000012.pt")) == 12
     assert checkpoint.step_of(Path("a/step-123456789.pt")) == 123456789
     assert checkpoint.step_of(Path("a/step-12.pt")) == -1
+
+
+def test_a_full_disk_is_named(tmp_path, monkeypatch):
+    @contextmanager
+    def full(path):
+        with open("/dev/full", "wb", buffering=0) as file:
+            yield file
+
+    monkeypatch.setattr(checkpoint.atomic, "writing", full)
+    writer = Writer(tmp_path, keep=1)
+    writer.save(1, state(1))
+    with pytest.raises(CheckpointError, match=r"could not be written: .*No space left"):
+        writer.wait()

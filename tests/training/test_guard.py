@@ -1,6 +1,10 @@
+import copy
 import random
 
-from training.guard import LEAST, Guard
+import torch
+from torch import nn
+
+from training.guard import LEAST, Guard, RunningStatistics
 
 
 def falling(steps, noise=0.1, seed=0):
@@ -71,3 +75,16 @@ def test_skips_in_a_row_end_with_a_good_step():
     guard.is_spike(1.0)
     guard.skip()
     assert (guard.in_a_row, guard.skipped) == (1, 3)
+
+
+def test_a_skipped_step_leaves_the_running_statistics_as_they_were():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.LayerNorm(4)).train()
+    model(torch.randn(8, 3))
+    before = copy.deepcopy(model.state_dict())
+    kept = RunningStatistics(model)
+    kept.keep()
+    model(torch.full((8, 3), torch.nan))
+    assert model[1].running_mean.isnan().all()
+    kept.put_back()
+    for name, tensor in model.state_dict().items():
+        assert tensor.equal(before[name]), name

@@ -1,5 +1,6 @@
 import json
 import math
+import threading
 
 import pytest
 
@@ -106,3 +107,27 @@ def test_a_tracker_that_is_not_installed_is_named_before_the_run(tmp_path, monke
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
     with pytest.raises(SettingsError, match=r"--report-to wandb: wandb is not installed; pip install"):
         RunLog(tmp_path, Settings(report_to="wandb"))
+
+
+def test_damaged_metrics_do_not_keep_a_run_from_going_on(tmp_path):
+    rows = [
+        b'{"step": 1, "loss": 1.0}',
+        b"\xff\xfe\x85",
+        b'{"step": 2, "name": "a\xe2\x80\xa8b"}',
+        b'{"step": 3',
+        b'{"st',
+    ]
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(rows))
+    opened(tmp_path, step=2).close()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == rows[0] + b"\n" + rows[2] + b"\n"
+
+
+def test_a_long_wait_for_data_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.log.LONG_WAIT", 0.0)
+    said = threading.Event()
+    log = opened(tmp_path)
+    monkeypatch.setattr(log, "say", lambda text: said.set())
+    with log.waiting(0):
+        assert said.wait(60)
+    log.close()
+    assert "still waiting" in (tmp_path / "events.jsonl").read_text()

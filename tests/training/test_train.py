@@ -197,6 +197,23 @@ def test_a_spike_rolls_back_to_the_last_checkpoint_and_on_with_new_data(recipe, 
     assert max(row["loss"] for row in rows(tmp_path)) < 20, "the spike's row was replaced"
 
 
+def test_a_rollback_does_not_write_the_checkpoint_it_went_back_to(recipe, tmp_path, monkeypatch):
+    saved = []
+    write = checkpoint.write
+    monkeypatch.setattr(checkpoint, "write", lambda path, state: (saved.append(path.name), write(path, state)))
+    words = ("--max-steps", 45, "--save-every-steps", 40, "--keep", 1, "--spike-rollback", "--lr", "1e-5")
+    assert run_here(recipe, tmp_path, monkeypatch, lambda s, loss: loss + 50 * (s == 43), *words)
+    assert ("rollback", 40) in [(event["event"], event["step"]) for event in events(tmp_path)]
+    assert saved == ["step-00000040.pt", "step-00000045.pt"], "while it is written anew it cannot be verified"
+
+
+def test_a_spike_before_the_first_checkpoint_is_passed_over(recipe, tmp_path, monkeypatch):
+    words = ("--max-steps", 40, "--spike-rollback", "--lr", "1e-5")
+    assert run_here(recipe, tmp_path, monkeypatch, lambda s, loss: loss + 50 * (s == 36), *words)
+    assert ("no rollback", 36) in [(event["event"], event["step"]) for event in events(tmp_path)]
+    assert len(rows(tmp_path)) == 40
+
+
 @pytest.mark.slow
 def test_rollbacks_that_do_not_help_end_the_run(recipe, tmp_path, monkeypatch):
     words = ("--max-steps", 45, "--save-every-steps", 40, "--spike-rollback", "--lr", "1e-5")

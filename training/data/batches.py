@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data_prep.captions import shortened
 from data_prep.errors import DataError
 from training.data.order import Deal, UniqueDeal
 from training.data.read import Bad, Held, follow
@@ -161,7 +162,9 @@ class Maker:
 
     def batch(self, items: Sequence[tuple[Tensor, str, str]], progress: Progress) -> Batch:
         images, captions, keys = zip(*items, strict=True)
-        return Batch(torch.stack(images), self.tokenizer(list(captions)), list(keys), progress)
+        return Batch(
+            torch.stack(images), self.tokenizer([shortened(caption) for caption in captions]), list(keys), progress
+        )
 
 
 @dataclass
