@@ -8,11 +8,13 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from evaluate.commands import attention, dispersion, report, retrieval, scaling, zero_shot
+from evaluate.commands import attention, compare, dispersion, report, retrieval, scaling, zero_shot
 from evaluate.commands.options import add_model_configs
 from evaluate.errors import RefusedError
 
-COMMANDS = {command.NAME: command for command in (zero_shot, retrieval, report, scaling, dispersion, attention)}
+COMMANDS = {
+    command.NAME: command for command in (zero_shot, compare, retrieval, report, scaling, dispersion, attention)
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,7 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         add_model_configs(args.model_configs)
         COMMANDS[args.subcommand].run(args, argv)
     except (RefusedError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        from evaluate.ranks import is_first
+
+        if isinstance(error, OSError) or is_first():  # what one process of a group refuses, all do
+            print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted; what was written before is whole", file=sys.stderr)

@@ -1,32 +1,33 @@
-"""Many pictures and texts through a model, decoded by threads and shared by the ranks.
+"""Many pictures through a model, decoded by threads and shared by the ranks.
 
 Threads, because Pillow and torch let go of the interpreter while they work, and because they leave alone what a
 training run depends on: no fork of a process that holds a GPU, and no draw from a random generator.
 
-Cost: one forward pass a picture or text; two batches of pixels wait in memory beside the one being encoded.
+Cost: one forward pass a picture; two batches of pixels wait in memory beside the one being encoded.
 
-Legend: N items, B of a batch, D embedding width.
+Legend: N pictures, B of a batch.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
 from evaluate.errors import RefusedError
-from evaluate.ranks import shared_rows, union
-from evaluate.texts import Tokenizer
+from evaluate.ranks import rank_and_size, shared_rows, union
 
 AHEAD = 2  # batches decoded in advance
 MOST_BAD = 0.01  # share of unreadable pictures above which the result would describe another data set
 
-OpenPicture = Callable[[int], Image.Image]
-Preprocess = Callable[[Image.Image], Tensor]
+Picture = Image.Image | Tensor
+Preprocess = Callable[[Any], Tensor]  # of what opens pictures gives: Pillow's, or (3, H, W) uint8
+OpenPicture = Callable[[int], Picture]
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ def picture_rows(
     *,
     batch_size: int,
     threads: int,
+    most_bad: float = MOST_BAD,
     advance: Callable[[int], object] = lambda count: None,
 ) -> tuple[Tensor, list[BadImage], list[int]]:
     """Rows of N pictures, each computed by one of the ranks.
@@ -77,13 +79,14 @@ def picture_rows(
         preprocess: picture → (3, H, W) float32.
         rows_of: picture numbers and pixels (B, 3, H, W) float32 → (B, width). In place of an unreadable picture stands
             a black one, so that batches are what they are on every number of ranks.
+        most_bad: share of unreadable pictures above which there is no result.
         advance: told how many pictures were encoded by this rank.
 
     Returns:
         rows (N, width), the unreadable pictures, and the numbers of the readable ones; the same on every rank.
 
     Raises:
-        RefusedError: more than `MOST_BAD` of the pictures are unreadable; on every rank.
+        RefusedError: more than `most_bad` of the pictures are unreadable; on every rank, alone as soon as they are.
     """
     blank = preprocess(Image.new("RGB", (32, 32)))
     bad: dict[int, str] = {}
@@ -97,20 +100,29 @@ def picture_rows(
 
     def compute(batches: Iterator[range]) -> Iterator[Tensor]:
         for batch, pixels in loaded_ahead(pool, load, batches):
+            if rank_and_size()[1] == 1:
+                refuse_many_bad(names, dict(bad), most_bad)  # threads add to it
             yield rows_of(batch, torch.stack(pixels))
             advance(len(batch))
 
     with ThreadPoolExecutor(threads) as pool:
         rows = shared_rows(len(names), batch_size, compute)
     reasons = union(bad)
+    refuse_many_bad(names, reasons, most_bad)
     unreadable = [BadImage(*names[number], reason) for number, reason in reasons.items()]
-    if len(unreadable) > MOST_BAD * len(names):
-        named = ", ".join(f"{b.shard}: {b.key} ({b.reason})" for b in unreadable[:3])
-        raise RefusedError(
-            f"{len(unreadable)} of {len(names)} pictures cannot be read, more than {MOST_BAD:.0%}: {named}. "
-            "Copy or build the data again."
-        )
     return rows, unreadable, [number for number in range(len(names)) if number not in reasons]
+
+
+def refuse_many_bad(names: Sequence[tuple[str, str]], reasons: Mapping[int, str], most_bad: float) -> None:
+    """Raise RefusedError where more than `most_bad` of the pictures are unreadable; `reasons` by their numbers."""
+    if len(reasons) <= most_bad * len(names):
+        return
+    first = sorted(reasons)[:3]
+    named = ", ".join(f"{': '.join(names[number])} ({reasons[number]})" for number in first)
+    raise RefusedError(
+        f"{len(reasons)} of {len(names)} pictures cannot be read, more than {100 * most_bad:g} %: {named}. "
+        "Copy or build the data again."
+    )
 
 
 def loaded_ahead(
@@ -128,16 +140,3 @@ def loaded_ahead(
             yield oldest, [future.result() for future in futures]
     for batch, futures in waiting:
         yield batch, [future.result() for future in futures]
-
-
-def encode_texts(
-    model: nn.Module, tokenizer: Tokenizer, texts: Sequence[str], *, batch_size: int, device: torch.device
-) -> Tensor:
-    """Unit text features (N, D) on `device`, each computed by one of the ranks; the same on every rank."""
-
-    def compute(batches: Iterator[range]) -> Iterator[Tensor]:
-        for batch in batches:
-            tokens_BL = tokenizer([texts[number] for number in batch]).to(device)
-            yield model.encode_text(tokens_BL, normalize=True)  # type: ignore[operator]
-
-    return shared_rows(len(texts), batch_size, compute)

@@ -5,10 +5,12 @@ Legend: N pictures, C classes, K guesses a picture. Percentages are in 0..100.
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 Z_95 = 1.959963984540054  # the 97.5 % point of the normal distribution
+RESAMPLES = 1000
 
 
 def top_k(logits_NC: Tensor, k: int) -> Tensor:
@@ -51,11 +53,36 @@ def mean_per_class(hit_N: Tensor, labels_N: Tensor) -> float:
     """Mean over the classes that have a picture of their share of hits, in percent (balanced accuracy)."""
     if len(hit_N) == 0:
         raise ValueError("no pictures, so no mean over classes")
-    classes = int(labels_N.max()) + 1
-    total_C = torch.bincount(labels_N, minlength=classes)
-    right_C = torch.bincount(labels_N[hit_N], minlength=classes)
+    right_C, total_C = per_class(hit_N, labels_N, int(labels_N.max()) + 1)
     seen_C = total_C > 0
     return 100.0 * float((right_C[seen_C].double() / total_C[seen_C].double()).mean())
+
+
+def per_class(hit_N: Tensor, labels_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Hits and pictures of each class: int64 (C,) each."""
+    return torch.bincount(labels_N[hit_N], minlength=classes), torch.bincount(labels_N, minlength=classes)
+
+
+def mean_per_class_interval(hit_N: Tensor, labels_N: Tensor, seed: int = 0) -> tuple[float, float]:
+    """Bootstrap 95 % interval of the mean per class, in percent: the pictures are drawn again `RESAMPLES` times.
+
+    How often each class was drawn, right and wrong, is one multinomial draw, so the cost does not grow with N. In a
+    resample the mean is over the classes it holds, as the figure's is.
+    """
+    if len(hit_N) == 0:
+        raise ValueError("no pictures, so no interval")
+    right_C, total_C = (counts.numpy() for counts in per_class(hit_N, labels_N, int(labels_N.max()) + 1))
+    cells = np.concatenate([right_C, total_C - right_C]).astype(np.float64)
+    filled = cells > 0  # the generator's last category takes up what rounding leaves over
+    generator, means = np.random.default_rng(seed), np.empty(RESAMPLES)
+    drawn = np.zeros(len(cells))
+    for turn in range(RESAMPLES):
+        drawn[filled] = generator.multinomial(len(hit_N), cells[filled] / len(hit_N))
+        right, wrong = np.split(drawn, 2)
+        total = right + wrong
+        means[turn] = (right[total > 0] / total[total > 0]).mean()
+    low, high = np.percentile(means, [2.5, 97.5])
+    return 100.0 * float(low), 100.0 * float(high)
 
 
 def wilson_interval(right: int, n: int, z: float = Z_95) -> tuple[float, float]:

@@ -4,20 +4,26 @@ Importing this file registers the project's models. Weights are read with ``weig
 code. Tags that would be downloaded are not taken: a result names the hash of a file.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import open_clip
 import torch
+from safetensors import safe_open
 from torch import nn
 
 import open_clip_linear  # noqa: F401 -- registers the models on import
 from data_prep.manifest import sha256_file
+from evaluate.encode import Preprocess
 from evaluate.errors import RefusedError
-from evaluate.zero_shot import Preprocess, Tokenizer
-from open_clip_linear.listing import count_parameters
+from evaluate.texts import Tokenizer
+from open_clip_linear.listing import attention_kind, count_parameters
 from open_clip_linear.spec import nearest
+from open_clip_linear.towers.vit import specs_of
+
+POSITIONS = "visual.positional_embedding"
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,7 @@ class LoadedModel:
     config: dict[str, Any]  # the JSON config it was built from
     checkpoint: Path
     sha256: str
+    stored_tokens: int | None = None  # of a picture, by the checkpoint's learned positions; None where it has none
 
     @property
     def image_size(self) -> int | list[int]:
@@ -65,11 +72,19 @@ def check_checkpoint(checkpoint: Path) -> None:
 
 
 def load_model(
-    name: str, checkpoint: Path, *, device: torch.device | str = "cpu", image_size: int | None = None
+    name: str,
+    checkpoint: Path,
+    *,
+    device: torch.device | str = "cpu",
+    image_size: int | tuple[int, int] | None = None,
 ) -> LoadedModel:
-    """Build ``name`` and load ``checkpoint`` into it, strictly; ``image_size`` overrides the config's.
+    """Build ``name`` and load ``checkpoint`` into it, strictly.
 
-    Raises RefusedError for an unknown model, a missing file, a file that is no checkpoint, or another model's weights.
+    Args:
+        image_size: a side, or height and width, in pixels, if not the config's.
+
+    Raises:
+        RefusedError: an unknown model, a missing file, a file that is no checkpoint, or another model's weights.
     """
     config = model_config(name)
     check_checkpoint(checkpoint)
@@ -85,5 +100,48 @@ def load_model(
             "Check that the file is a whole checkpoint and that --model is the model it was trained as."
         ) from error
     return LoadedModel(
-        name, model, preprocess, open_clip.get_tokenizer(name), config, checkpoint, sha256_file(checkpoint)
+        name,
+        model,
+        preprocess,
+        open_clip.get_tokenizer(name),
+        config,
+        checkpoint,
+        sha256_file(checkpoint),
+        stored_tokens(checkpoint),
+    )
+
+
+def stored_tokens(checkpoint: Path) -> int | None:
+    """Tokens of a picture that the file's learned positions are for: OpenCLIP fits them to another image size."""
+    if checkpoint.suffix == ".safetensors":
+        with safe_open(checkpoint, "pt") as file:
+            return file.get_slice(POSITIONS).get_shape()[0] if POSITIONS in file.keys() else None  # noqa: SIM118
+    try:  # shapes alone, without reading the weights
+        stored = torch.load(checkpoint, map_location="meta", mmap=True, weights_only=True)
+    except (RuntimeError, ValueError):  # an older form of file, which cannot be mapped
+        stored = torch.load(checkpoint, map_location="meta", weights_only=True)
+    weights = stored.get("state_dict", stored)
+    found = weights.get(POSITIONS, weights.get(f"module.{POSITIONS}"))
+    return None if found is None else int(found.shape[0])
+
+
+def size_warning(loaded: LoadedModel) -> str | None:
+    """A sentence where the model sees pictures of another size than its weights, and its kind's gain depends on it.
+
+    That is so for kinds whose weights do not sum to a constant: literal Eq. 7, and Eq. 4 with gain N/2.
+    """
+    visual = loaded.model.visual
+    specs = specs_of(getattr(visual, "transformer", visual))  # type: ignore[arg-type]
+    here = getattr(visual, "positional_embedding", None)
+    if specs is None or here is None or loaded.stored_tokens in (None, len(here)):
+        return None
+    trained, seen = int(loaded.stored_tokens or 0), len(here)
+    grown = [spec.weight_sum(seen) / spec.weight_sum(trained) for spec in specs]
+    if all(factor == 1 for factor in grown):
+        return None
+    most = max(grown, key=lambda factor: abs(math.log(factor)))
+    return (
+        f"The weights were trained on {trained} tokens a picture and see {seen} here: the attention of "
+        f"{attention_kind(loaded.config['vision_cfg'])} grows with them, and is {most:.3g} times as large "
+        "beside the rest of the tower as in training."
     )

@@ -11,22 +11,35 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 @contextmanager
-def progress(total: int, label: str, unit: str = "image") -> Iterator[Callable[[int], object]]:
-    """Yields ``advance(count)`` of ``unit``s. Writes to stderr, so that stdout holds the result alone."""
+def progress(total: int, label: str, unit: str = "image", ranks: int = 1) -> Iterator[Callable[[int], object]]:
+    """Yields ``advance(count)``. Writes to stderr, so that stdout holds the result alone.
+
+    Args:
+        unit: what is counted.
+        ranks: processes that share the work. ``advance`` is told this one's and takes the others to be as far.
+    """
+    done = 0
+
+    def grown(count: int) -> int:
+        nonlocal done
+        before, done = done, min(done + count * ranks, total)
+        return done - before
+
     if sys.stderr.isatty():
         with tqdm(total=total, desc=label, unit=unit, leave=False) as bar:
-            yield bar.update
+            yield lambda count: bar.update(grown(count))
         return
 
-    done, started, last_line = 0, time.monotonic(), time.monotonic()
+    started = last_line = time.monotonic()
 
     def advance(count: int) -> None:
-        nonlocal done, last_line
-        done += count
+        nonlocal last_line
+        grown(count)
         now = time.monotonic()
         if done >= total or now - last_line >= SECONDS_BETWEEN_LINES:
             last_line = now
             rate = done / max(now - started, 1e-9)
-            print(f"{label}: {done}/{total} {unit}s, {rate:.0f}/s", file=sys.stderr, flush=True)
+            left = f", {(total - done) / max(rate, 1e-9):.0f} s left" if done < total else ""
+            print(f"{label}: {done}/{total} {unit}s, {rate:.0f}/s{left}", file=sys.stderr, flush=True)
 
     yield advance

@@ -10,11 +10,63 @@ computes the last batch again and throws it away. Without a process group this i
 Cost: each rank holds all rows and sends them once (an all-reduce of count x width numbers).
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from itertools import chain
+from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from evaluate.errors import RefusedError
+
+Result = TypeVar("Result")
+PATIENCE = timedelta(days=1)  # the first rank may read for long before the others have work
+
+
+def local_rank() -> int:
+    """Which process of this machine this is, under torchrun; 0 alone."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def is_first() -> bool:
+    """Whether this is the process that writes and prints for the group; true alone."""
+    return rank_and_size()[0] == 0
+
+
+@contextmanager
+def joined() -> Iterator[None]:
+    """Inside the block the processes that torchrun started are one group; alone there is none."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, timeout=PATIENCE)
+    yield
+    dist.destroy_process_group()  # not after an error: the others may be waiting in a collective, and this would too
+
+
+def together(work: Callable[[], Result]) -> Result:
+    """What `work` gives here, on each rank; raises RefusedError on all ranks where it does on any, the first one's."""
+    result, refusal = None, {}
+    try:
+        result = work()
+    except RefusedError as error:
+        refusal = {rank_and_size()[0]: str(error)}
+    for message in union(refusal).values():
+        raise RefusedError(message)
+    return result  # type: ignore[return-value]
+
+
+def from_first(work: Callable[[], Result]) -> Result:
+    """What `work` gives on the first rank, on all of them; raises RefusedError on all where it does there."""
+    outcome = [together(lambda: work() if is_first() else None)]
+    if dist.is_initialized():
+        dist.broadcast_object_list(outcome)
+    return outcome[0]  # type: ignore[return-value]
 
 
 def rank_and_size() -> tuple[int, int]:

@@ -1,36 +1,46 @@
 """The JSON of one evaluation and its table: what was measured, on what, with what, by which command."""
 
+import base64
+import hashlib
+import json
 import os
 import platform
 import shlex
 import sys
 import tempfile
-from collections import Counter
+import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from evaluate.data.emoji import Folder
-from evaluate.data.sets import Dataset
+import numpy as np
+from torch import Tensor
+
+from evaluate import metrics
+from evaluate.data.read import Readied
+from evaluate.data.sets import Dataset, EvalSet, Templates
+from evaluate.decode import DECODERS
 from evaluate.errors import RefusedError
-from evaluate.models import LoadedModel
-from evaluate.zero_shot import Encoded
+from evaluate.models import LoadedModel, size_warning
+from evaluate.zero_shot import TOP_K, Measured, figures_of
 from open_clip_linear.listing import attention_kind
 
 FORMAT = 1  # raised when a name changes its meaning
+TOP_FIGURES = ("top1", "top5", "mean_per_class", "n")  # of the first set, on the result itself
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, option: str = "--output") -> None:
     """Raise RefusedError unless a file can be made where ``path`` is. Tried, not guessed: root passes every guess."""
     if path.is_dir():
-        raise RefusedError(f"--output {path} is a folder. Give a file name, for example {path / 'zero-shot.json'}.")
+        raise RefusedError(f"{option} {path} is a folder. Give a file name, for example {path / 'zero-shot.json'}.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        raise RefusedError(f"cannot write in {path.parent}: {error.strerror}. Choose another --output.") from error
+        raise RefusedError(f"cannot write in {path.parent}: {error.strerror}. Choose another {option}.") from error
 
 
 def command_line(argv: Sequence[str]) -> str:
@@ -49,12 +59,6 @@ def versions() -> dict[str, str]:
     return found
 
 
-def duplicate_names(folder: Folder) -> dict[str, list[str]]:
-    """Class names that several concepts share, each with those concepts: zero-shot cannot tell them apart."""
-    counts = Counter(c.name for c in folder.classes)
-    return {name: [c.concept for c in folder.classes if c.name == name] for name, count in counts.items() if count > 1}
-
-
 def model_facts(loaded: LoadedModel) -> dict[str, Any]:
     """What a result says of the model, first of all."""
     return {
@@ -67,76 +71,191 @@ def model_facts(loaded: LoadedModel) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class Protocol:
+    """How the figures were made."""
+
+    templates: Templates
+    batch_size: int
+    device: str
+    ranks: int
+    fast: bool  # decoder
+    max_bad: float
+    limit: int | None
+    per_class: int | None
+    seed: int
+    forced_image_size: int | list[int] | None
+
+
 def zero_shot_result(
     loaded: LoadedModel,
     dataset: Dataset,
-    root: Path,
-    figures: Mapping[str, Mapping[str, Any]],
-    encoded: Mapping[str, Encoded],
+    root: str,
+    measured: Mapping[str, Measured],
+    protocol: Protocol,
     *,
-    batch_size: int,
-    device: str,
-    image_size: int | None,
+    prompts: tuple[int, float],
     argv: Sequence[str],
 ) -> dict[str, Any]:
-    """The whole result as JSON values. ``image_size`` is what the user forced, or None."""
-    images, seconds = sum(len(e.samples) for e in encoded.values()), sum(e.seconds for e in encoded.values())
-    bad = [{"folder": name, **vars(b)} for name, e in encoded.items() for b in e.bad]
+    """The whole result as JSON values.
+
+    Args:
+        measured: of each folder of the data set, by its name.
+        prompts: how many prompts were encoded in how many seconds; 0 where the class weights came from the cache.
+    """
+    results = {s.name: figures_of(measured[s.folder], s.name) for s in dataset.sets}
+    first = measured[dataset.sets[0].folder]
+    folders = [m.folder for m in measured.values()]
+    listed, seconds = sum(len(f.pictures) for f in folders), sum(m.seconds for m in measured.values())
+    bad = [{"folder": name, **vars(b)} for name, m in measured.items() for b in m.bad]
+    images_per_s = round((listed - len(bad)) / seconds, 1) if seconds > 0 else None
     return {
         **model_facts(loaded),
         "dataset": dataset.name,
-        "root": os.fspath(root),
-        "manifests": {name: e.folder.manifest_sha256 for name, e in encoded.items()},
+        "root": root,
+        **{name: results[dataset.sets[0].name][name] for name in TOP_FIGURES},
+        "bad": len(bad),
+        "partial": is_partial(dataset, folders, protocol),
+        "about": [*dataset.about, *filter(None, [size_warning(loaded)])],
+        "manifests": {f.name: f.manifest_sha256 for f in folders if f.manifest_sha256},
+        "list_sha256": first.folder.pictures.list_sha256,
+        "lists": {f.name: f.pictures.list_sha256 for f in folders},
+        "classes": class_facts(dataset, first.folder),
         "protocol": "OpenCLIP zero-shot: normalise, mean over templates, normalise; model's own eval transform",
-        "templates": {"name": dataset.templates.name, "texts": list(dataset.templates.texts)},
+        "templates": {"name": protocol.templates.name, "texts": list(protocol.templates.texts)},
         "image_size": loaded.image_size,
-        "forced_image_size": image_size,
+        "forced_image_size": protocol.forced_image_size,
+        "decoder": DECODERS[protocol.fast],
         "precision": "fp32",
-        "batch_size": batch_size,
-        "device": device,
-        "counts": {"images": images, "bad_images": len(bad)},
+        "batch_size": protocol.batch_size,
+        "device": protocol.device,
+        "ranks": protocol.ranks,
+        "limit": protocol.limit,
+        "per_class": protocol.per_class,
+        "seed": None if protocol.per_class is None else protocol.seed,
+        "max_bad": protocol.max_bad,
+        "counts": {"images": listed - len(bad), "bad_images": len(bad)},
         "bad_images": bad,
-        "duplicate_names": {name: duplicate_names(e.folder) for name, e in encoded.items()},
-        "results": figures,
+        "read_otherwise": {name: m.otherwise for name, m in measured.items() if m.otherwise},
+        "sets": {s.name: {"title": s.title, "folder": s.folder, "about": s.about} for s in dataset.sets},
+        "results": results,
         "seconds": round(seconds, 3),
-        "images_per_s": round(images / seconds, 1) if seconds > 0 else None,
+        "images_per_s": images_per_s,
+        "throughput": {
+            "images_per_s": images_per_s,
+            "prompts_per_s": round(prompts[0] / prompts[1], 1) if prompts[0] and prompts[1] > 0 else None,
+        },
         "versions": versions(),
         "command": command_line(argv),
+        "hits": {s.name: packed_hits(measured[s.folder], s.name) for s in dataset.sets},
     }
+
+
+def is_partial(dataset: Dataset, folders: Sequence[Readied], protocol: Protocol) -> bool:
+    """Whether the figures are of fewer pictures than the set has."""
+    fewer = dataset.official is not None and sum(len(f.pictures) for f in folders) < dataset.official
+    return fewer or protocol.limit is not None or protocol.per_class is not None
+
+
+def class_facts(dataset: Dataset, folder: Readied) -> dict[str, Any]:
+    """Which classes the guesses are among: two results of one hash are about the same classes by the same names."""
+    listed = json.dumps([folder.pictures.classes, folder.class_names], ensure_ascii=True)
+    name = f"{dataset.classes} ({dataset.subset})" if dataset.subset else dataset.classes
+    return {"list": name, "count": len(folder.class_names), "sha256": hashlib.sha256(listed.encode()).hexdigest()}
+
+
+# --- hits: what `compare` needs of each picture ---------------------------------------------------------------------
+
+
+def packed_hits(measured: Measured, name: str) -> dict[str, Any]:
+    """Of each picture of a set, in the list's order: its class, whether it was read, and whether it was a hit.
+
+    `top1`, `top5` and `readable` are bits, eight a byte, first bit first, as base64; `labels` are little-endian int32,
+    zlib-compressed, as base64.
+    """
+    guesses, chosen = measured.sets[name], set(measured.folder.columns[name])
+    labels = measured.folder.pictures.labels
+    numbers = [number for number, label in enumerate(labels) if label in chosen]
+    place = np.full(len(labels), -1)
+    place[numbers] = np.arange(len(numbers))
+    own = place[guesses.numbers.numpy()]
+
+    def bits(values_N: Tensor | bool) -> str:
+        everyone = np.zeros(len(numbers), dtype=bool)
+        everyone[own] = values_N
+        return base64.b64encode(np.packbits(everyone).tobytes()).decode("ascii")
+
+    kept = np.array([labels[number] for number in numbers], dtype="<i4")
+    return {
+        "count": len(numbers),
+        "top1": bits(metrics.hits(guesses.best, guesses.labels, 1)),
+        "top5": bits(metrics.hits(guesses.best, guesses.labels, TOP_K)),
+        "readable": bits(True),
+        "labels": base64.b64encode(zlib.compress(kept.tobytes())).decode("ascii"),
+    }
+
+
+def unpacked_hits(packed: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """What `packed_hits` wrote: `top1`, `top5` and `readable` as bool (N,), `labels` as int32 (N,).
+
+    Raises:
+        ValueError, KeyError, TypeError: it is not as `packed_hits` writes it.
+    """
+    count = int(packed["count"])
+    found = {
+        name: np.unpackbits(np.frombuffer(base64.b64decode(packed[name], validate=True), np.uint8), count=count) > 0
+        for name in ("top1", "top5", "readable")
+    }
+    try:
+        content = zlib.decompress(base64.b64decode(packed["labels"], validate=True))
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    found["labels"] = np.frombuffer(content, "<i4")
+    if len(found["labels"]) != count or len(found["top1"]) != count:
+        raise ValueError(f"expected {count} pictures, found {len(found['labels'])}")
+    return found
+
+
+# --- for a terminal -------------------------------------------------------------------------------------------------
 
 
 def notes(result: Mapping[str, Any]) -> list[str]:
     """What a reader of the figures has to know beside them, as sentences."""
-    said = []
-    for folder, names in result["duplicate_names"].items():
-        if names:
-            shown = ", ".join(sorted(names)[:5]) + (", …" if len(names) > 5 else "")
-            said.append(
-                f"{folder}: {len(names)} names belong to several classes ({shown}); top-1 cannot tell them apart."
-            )
+    said = list(result["about"])
+    if result["partial"]:
+        said.append(f"Partial: {result['counts']['images']:,} pictures, fewer than the whole set.")
     if result["bad_images"]:
         named = ", ".join(f"{b['folder']}/{b['shard']}:{b['key']}" for b in result["bad_images"][:5])
         said.append(f"{len(result['bad_images'])} unreadable pictures were left out: {named}.")
+    otherwise = [f"{count} with {has}" for counts in result["read_otherwise"].values() for has, count in counts.items()]
+    if otherwise:
+        said.append(f"Read as a person sees them, which OpenCLIP would not: {', '.join(otherwise)}.")
     for name, row in result["results"].items():
         if row["ties"]:
             said.append(
                 f"{name}: {row['ties']} of {row['n']} pictures have another class exactly tied with the right one."
             )
+        if "merged_top1" in row:
+            said.append(f"{name}: top-1 is {row['merged_top1']:.2f} % where classes of one name count as one.")
     return said
 
 
-def table(result: Mapping[str, Any], dataset: Dataset) -> str:
+def table(result: Mapping[str, Any], sets: Sequence[EvalSet]) -> str:
     """The figures for a terminal, one line a set and one indented line a vendor."""
     head = f"{'set':<28}{'top-1 %':>9}{'95 % interval':>16}{'top-5 %':>9}{'per class':>11}{'chance':>8}"
     head += f"{'images':>8}{'classes':>9}"
     lines = [head, "-" * len(head)]
-    for eval_set in dataset.sets:
+    for eval_set in sets:
         row = result["results"][eval_set.name]
         lines.append(figures_line(eval_set.title, row) + f"{row['chance']:>8.2f}{row['n']:>8}{row['classes']:>9}")
         for vendor, part in row.get("per_vendor", {}).items():
             lines.append(figures_line(f"  {vendor}", part) + f"{'':>8}{part['n']:>8}")
     speed = f"{result['images_per_s']} images/s" if result["images_per_s"] else "speed not measured"
+    if prompts := result["throughput"]["prompts_per_s"]:
+        speed += f", {prompts} prompts/s"
     about = f"{result['model']} ({result['kind']}), {result['image_size']} px, {speed}"
+    if result["decoder"] != DECODERS[False]:
+        about += f", decoded by {result['decoder']}"
     return "\n".join([*lines, about, *notes(result)])
 
 

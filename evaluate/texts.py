@@ -21,6 +21,7 @@ import torch
 from open_clip.transformer import Transformer
 from torch import Tensor, nn
 
+from data_prep.captions import shortened
 from evaluate.ranks import shared_batches
 
 LOG = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ def encode_texts(
     unique = list(dict.fromkeys(texts))
     places = {text: number for number, text in enumerate(unique)}
     parts = [
-        _encode_block(model, tokenizer(unique[start : start + BLOCK]), device, advance)
+        _encode_block(model, tokenizer([shortened(text) for text in unique[start : start + BLOCK]]), device, advance)
         for start in range(0, len(unique), BLOCK)
     ]
     rows_UD = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -114,7 +115,7 @@ def _lengths(tower: Any, tokens_NL: Tensor) -> Tensor:
     """Tokens of each text up to the one whose feature is taken, itself included: int64 (N,)."""
     if _pool_type(tower) == "argmax":
         return tokens_NL.argmax(dim=1) + 1
-    end = getattr(tower, "text_eos_id", getattr(tower, "eos_id", None))
+    end: int = tower.text_eos_id if hasattr(tower, "text_eos_id") else tower.eos_id
     return tokens_NL.eq(end).int().argmax(dim=1) + 1
 
 

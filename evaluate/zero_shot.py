@@ -1,215 +1,222 @@
 """Zero-shot classification, OpenCLIP's protocol: class names through templates, pictures through the eval transform.
 
-Per class every template is encoded, normalised, averaged and normalised again (OpenCLIP's own
-``build_zero_shot_classifier`` does it); a picture's scores are 100 times its cosine with each class. Everything is
-float32 outside autocast, TF32 off: bf16 scores alone flip 0.1 % (1k classes) to 0.4 % (21k) of the predictions.
+    dataset, folders = read_dataset(get_dataset("imagenet1k"), root, limit=None, per_class=None, seed=0)
+    with full_float32(model):
+        weights_DC = class_weights(model, tokenizer, folders[0].class_names, texts, device=device)
+        measured = measure(model, preprocess, folders[0], weights_DC, batch_size=64, device=device, threads=4)
+    figures = figures_of(measured, dataset.sets[0].name)
 
-Each folder is read and encoded once however many sets use it; a set without flags is a choice of rows and columns.
-Cost: one forward pass a picture and a prompt. The whole classifier is held in memory (width x classes float32).
+A picture's scores are 100 times its cosine with each class weight (`classifier.py`). Everything is float32 outside
+autocast, TF32 off: bf16 scores alone flip 0.1 % (1k classes) to 0.4 % (21k) of the predictions. Of each picture only
+its guesses are kept, and pictures are shared by the ranks (`ranks.py`), whose number changes nothing.
 
-Legend: N pictures, C classes, D embedding width, K guesses a picture.
+Each folder is encoded once however many sets use it; a set of fewer classes is a choice of columns.
+Cost: one forward pass a picture, and B x C scores beside the class weights.
+
+Legend: N pictures, B of a batch, C classes of the folder, S of a set, D embedding width, K guesses a picture.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
-from open_clip import build_zero_shot_classifier
 from torch import Tensor, nn
 
-from data_prep.errors import DataError
-from data_prep.shards import decode_image
 from evaluate import metrics
-from evaluate.data.emoji import Folder, Sample, read_folder
-from evaluate.data.sets import Dataset, EvalSet, Templates
-from evaluate.encode import MOST_BAD, BadImage, Preprocess, full_float32
+from evaluate.data.read import Readied
+from evaluate.decode import Reader
+from evaluate.encode import MOST_BAD, BadImage, Preprocess, picture_rows
 from evaluate.errors import RefusedError
-from evaluate.progress import progress
-from evaluate.texts import Tokenizer
+from evaluate.ranks import union
 
 TOP_K = 5
+CLASSES_SHOWN = 10  # worst and best
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """A folder after the towers. Features are float32 of unit length, on the CPU."""
+class Guesses:
+    """What the model says of the readable pictures of one set, in the folder's order. On the CPU."""
 
-    folder: Folder
-    samples: list[Sample]  # the readable ones, length N
-    images: Tensor  # (N, D)
-    classifier: Tensor  # (D, C), a column a class in the order of ``folder.classes``
+    numbers: Tensor  # (N,) int64: which of the folder's pictures they are
+    labels: Tensor  # (N,) int64: class index in the folder
+    best: Tensor  # (N, K) int64: class indices in the folder, best first
+    scores: Tensor  # (N, K) float32: 100 times the cosine
+    tied: Tensor  # (N,) bool, see metrics.tied_at_top
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A folder's guesses, by set, and what happened on the way."""
+
+    folder: Readied
+    sets: dict[str, Guesses]
     bad: list[BadImage]
+    otherwise: dict[str, int]  # how many pictures OpenCLIP would read otherwise, by what they have
     seconds: float  # reading, transforming and encoding the pictures
 
-    @property
-    def labels(self) -> Tensor:
-        """Index of each picture's class in ``folder.classes``: int64 (N,)."""
-        return torch.tensor([s.label for s in self.samples], dtype=torch.int64)
 
-
-def refuse_non_finite(features: Tensor, what: str) -> None:
-    """Raise RefusedError where a feature is NaN or infinite: such a model has no predictions."""
-    finite = torch.isfinite(features)
-    if not finite.all():
-        raise RefusedError(
-            f"{int((~finite).sum())} of {features.numel()} {what} are NaN or infinite. The checkpoint is damaged or "
-            "the run diverged: look at the end of its metrics.jsonl and evaluate an earlier checkpoint."
-        )
-
-
-def build_classifier(
-    model: nn.Module, tokenizer: Tokenizer, names: Sequence[str], templates: Templates, device: torch.device
-) -> Tensor:
-    """Class weights, one unit column a name: float32 (D, C) on the CPU. Raises RefusedError for NaN or infinity."""
-    weights_DC = build_zero_shot_classifier(model, tokenizer, list(names), list(templates.texts), device=device)
-    refuse_non_finite(weights_DC, "numbers of the text features")
-    return weights_DC.float().cpu()
-
-
-def readable_batches(
-    samples: Sequence[Sample], preprocess: Preprocess, batch_size: int, bad: list[BadImage]
-) -> Iterator[tuple[list[Sample], Tensor]]:
-    """Batches of pictures as the model wants them, float32 (B, 3, H, W); unreadable ones are appended to ``bad``.
-
-    Raises RefusedError as soon as more than ``MOST_BAD`` of all samples are unreadable.
-    """
-
-    def readable() -> Iterator[tuple[Sample, Tensor]]:
-        for sample in samples:
-            try:
-                picture = decode_image(sample.image)
-            except DataError as error:
-                bad.append(BadImage(sample.shard, sample.key, str(error)))
-                if len(bad) > MOST_BAD * len(samples):
-                    named = ", ".join(f"{b.shard}:{b.key}" for b in bad[:5])
-                    raise RefusedError(
-                        f"{len(bad)} of {len(samples)} pictures cannot be decoded, more than {MOST_BAD:.0%} "
-                        f"({named}; {bad[-1].reason}). Build the data set again."
-                    ) from error
-            else:
-                yield sample, preprocess(picture)
-
-    stream = readable()
-    while batch := list(islice(stream, batch_size)):
-        yield [sample for sample, _ in batch], torch.stack([pixels for _, pixels in batch])
-
-
-def encode_images(
+def measure(
     model: nn.Module,
     preprocess: Preprocess,
-    samples: Sequence[Sample],
+    folder: Readied,
+    weights_DC: Tensor,
     *,
     batch_size: int,
     device: torch.device,
-    label: str,
-) -> tuple[Tensor, list[Sample], list[BadImage]]:
-    """Unit image features float32 (N, D) on the CPU, the samples they belong to, and the unreadable ones.
+    threads: int,
+    most_bad: float = MOST_BAD,
+    fast: bool = False,
+    advance: Callable[[int], object] = lambda count: None,
+) -> Measured:
+    """The guesses for every picture of a folder.
 
-    Raises RefusedError for non-finite features and for too many unreadable pictures.
+    Call it on every rank at once, inside `encode.full_float32`; the result is the same on every rank.
+
+    Args:
+        preprocess: of what `decode.Reader` gives.
+        weights_DC: on `device`, a column a class of the folder.
+        threads: how many decode pictures.
+        most_bad: share of unreadable pictures above which there is no result.
+        fast: whether JPEG is decoded by torchvision.
+        advance: told how many pictures were encoded by this rank.
+
+    Raises:
+        RefusedError: features that are not finite, or too many unreadable pictures; on every rank.
     """
-    bad: list[BadImage] = []
-    kept: list[Sample] = []
-    features = []
-    with progress(len(samples), label) as advance:
-        for batch, pixels_BCHW in readable_batches(samples, preprocess, batch_size, bad):
-            features_BD = model.encode_image(pixels_BCHW.to(device), normalize=True)  # type: ignore[operator]
-            refuse_non_finite(features_BD, "numbers of the image features")
-            features.append(features_BD.float().cpu())
-            kept += batch
-            advance(len(batch))
-    return torch.cat(features), kept, bad
-
-
-def encode_folder(
-    model: nn.Module,
-    tokenizer: Tokenizer,
-    preprocess: Preprocess,
-    folder: Folder,
-    templates: Templates,
-    *,
-    batch_size: int = 64,
-    device: torch.device | str = "cpu",
-) -> Encoded:
-    """Both towers over one folder: its class names and its pictures. Leaves the model's train/eval mode as it was."""
-    device = torch.device(device)
-    with full_float32(model):
-        classifier_DC = build_classifier(model, tokenizer, [c.name for c in folder.classes], templates, device)
-        started = time.perf_counter()
-        images_ND, kept, bad = encode_images(
-            model, preprocess, folder.samples, batch_size=batch_size, device=device, label=folder.path.name
-        )
-        seconds = time.perf_counter() - started
-    return Encoded(folder, kept, images_ND, classifier_DC, bad, seconds)
-
-
-def restrict(encoded: Encoded, flags: bool) -> tuple[Tensor, Tensor, Tensor, list[Sample]]:
-    """Features (N, D), classifier (D, C) and labels (N,) of a set; without flags, renumbered to the classes left."""
-    if flags:
-        return encoded.images, encoded.classifier, encoded.labels, encoded.samples
-    classes = [i for i, entry in enumerate(encoded.folder.classes) if not entry.flag]
-    renumbered = {old: new for new, old in enumerate(classes)}
-    rows = [i for i, sample in enumerate(encoded.samples) if sample.label in renumbered]
-    samples = [encoded.samples[i] for i in rows]
-    labels_N = torch.tensor([renumbered[s.label] for s in samples], dtype=torch.int64)
-    return encoded.images[rows], encoded.classifier[:, classes], labels_N, samples
-
-
-def score(logits_NC: Tensor, labels_N: Tensor) -> dict[str, Any]:
-    """The figures of one set (percent) from its scores; ``interval`` is Wilson's 95 % of top-1."""
-    classes = logits_NC.shape[1]
-    guesses_NK = metrics.top_k(logits_NC, TOP_K)
-    first_N, five_N = metrics.hits(guesses_NK, labels_N, 1), metrics.hits(guesses_NK, labels_N, TOP_K)
-    return {
-        "top1": metrics.percent(first_N),
-        "top5": metrics.percent(five_N),
-        "mean_per_class": metrics.mean_per_class(first_N, labels_N),
-        "n": len(labels_N),
-        "classes": classes,
-        "chance": 100.0 / classes,
-        "interval": list(metrics.wilson_interval(int(first_N.sum()), len(labels_N))),
-        "ties": int(metrics.tied_at_top(logits_NC, labels_N).sum()),
+    columns = {
+        name: None if len(chosen) == len(folder.class_names) else torch.tensor(chosen, device=device)
+        for name, chosen in folder.columns.items()
     }
+    places = {name: _places(chosen, len(folder.class_names)) for name, chosen in folder.columns.items()}
+    labels = torch.tensor(folder.pictures.labels, dtype=torch.int64)
+
+    def rows_of(batch: range, pixels_BCHW: Tensor) -> Tensor:
+        """A column for finite features, then for each set K guesses, their K scores, and whether there is a tie."""
+        features_BD = model.encode_image(pixels_BCHW.to(device), normalize=True).float()  # type: ignore[operator]
+        scores_BC = 100.0 * features_BD @ weights_DC
+        parts = [features_BD.isfinite().all(dim=1, keepdim=True)]
+        for name, chosen_S in columns.items():
+            scores_BS = scores_BC if chosen_S is None else scores_BC[:, chosen_S]
+            best = scores_BS.topk(min(TOP_K, scores_BS.shape[1]), dim=1)
+            guesses_BK = best.indices if chosen_S is None else chosen_S[best.indices]
+            own_B = places[name][labels[batch.start : batch.stop]].to(device)
+            tied_B = metrics.tied_at_top(scores_BS, own_B.clamp(min=0))
+            parts += [guesses_BK, best.values, tied_B[:, None]]
+        return torch.cat([part.double() for part in parts], dim=1)
+
+    reader = Reader(folder.pictures.places, fast=fast)
+    started = time.perf_counter()
+    rows, bad, readable = picture_rows(
+        reader,
+        [split_name(name) for name in folder.pictures.names],
+        preprocess,
+        rows_of,
+        batch_size=batch_size,
+        threads=threads,
+        most_bad=most_bad,
+        advance=advance,
+    )
+    seconds = time.perf_counter() - started
+    rows, numbers_N = rows.cpu(), torch.tensor(readable)
+    if not rows[numbers_N, 0].all():
+        raise RefusedError(
+            "image features are NaN or infinite. The checkpoint is damaged or the run diverged: look at the end of its "
+            "metrics.jsonl and evaluate an earlier checkpoint."
+        )
+    sets, at = {}, 1
+    for name, chosen in folder.columns.items():
+        k = min(TOP_K, len(chosen))
+        own_N = numbers_N[places[name][labels[numbers_N]] >= 0]
+        if not len(own_N):
+            raise RefusedError(f"{name}: none of its pictures is among those left; take more, or copy the data again.")
+        guesses, scores, tied = rows[own_N, at : at + 2 * k + 1].split([k, k, 1], dim=1)
+        sets[name] = Guesses(own_N, labels[own_N], guesses.long(), scores.float(), tied[:, 0].bool())
+        at += 2 * k + 1
+    otherwise = Counter(union(reader.otherwise).values())
+    return Measured(folder, sets, bad, dict(sorted(otherwise.items())), seconds)
 
 
-def score_set(encoded: Encoded, eval_set: EvalSet) -> dict[str, Any]:
-    """Figures of one set of an encoded folder, with a row a vendor where its pictures come from several."""
-    images_ND, classifier_DC, labels_N, samples = restrict(encoded, eval_set.flags)
-    logits_NC = 100.0 * images_ND @ classifier_DC
-    figures = score(logits_NC, labels_N)
-    vendors = sorted({s.vendor for s in samples})
-    if len(vendors) > 1:
+def _places(chosen: list[int], classes: int) -> Tensor:
+    """Of each class of a folder its place among the chosen ones, or -1: int64 (C,)."""
+    places_C = torch.full((classes,), -1)
+    places_C[torch.tensor(chosen)] = torch.arange(len(chosen))
+    return places_C
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """A picture's name as folder or shard, and key: `0.tar:s01` and `n01440764/x.JPEG`."""
+    shard, colon, key = name.partition(".tar:")
+    if colon:
+        return f"{shard}.tar", key
+    folder, _, file = name.rpartition("/")
+    return folder, file
+
+
+def figures_of(measured: Measured, name: str) -> dict[str, Any]:
+    """The figures of one set, in percent, with a row a group (`per_vendor`) where its pictures come from several.
+
+    Intervals are of 95 %: Wilson's of top-1 (`interval`) and top-5, the bootstrap's of the mean per class. Where
+    classes share a name, `merged_top1` counts them as one class.
+    """
+    folder, guesses = measured.folder, measured.sets[name]
+    chosen = folder.columns[name]
+    figures = score(guesses) | {"classes": len(chosen), "chance": 100.0 / len(chosen)}
+    figures["ties"] = int(guesses.tied.sum())
+    names = [folder.class_names[index] for index in chosen]
+    if len(set(names)) < len(names):
+        figures["merged_top1"] = metrics.percent(merged_hits(guesses, folder.class_names))
+    figures |= extreme_classes(guesses, folder, chosen)
+    groups = [] if folder.groups is None else [folder.groups[number] for number in guesses.numbers.tolist()]
+    if len(set(groups)) > 1:
         figures["per_vendor"] = {}
-        for vendor in vendors:
-            rows = [i for i, s in enumerate(samples) if s.vendor == vendor]
-            row = score(logits_NC[rows], labels_N[rows])
-            figures["per_vendor"][vendor] = {k: row[k] for k in ("top1", "top5", "mean_per_class", "n", "interval")}
+        for group in sorted(set(groups)):
+            rows = torch.tensor([n for n, own in enumerate(groups) if own == group])
+            figures["per_vendor"][group] = score(Guesses(*(column[rows] for column in vars(guesses).values())))
     return figures
 
 
-def read_folders(dataset: Dataset, root: Path) -> dict[str, Folder]:
-    """Every folder of a data set, read and checked. Raises RefusedError, see ``emoji.read_folder``."""
-    return {name: read_folder(root, name) for name in dataset.folders}
-
-
-def evaluate_folders(
-    model: nn.Module,
-    tokenizer: Tokenizer,
-    preprocess: Preprocess,
-    dataset: Dataset,
-    folders: Mapping[str, Folder],
-    *,
-    batch_size: int = 64,
-    device: torch.device | str = "cpu",
-) -> tuple[dict[str, dict[str, Any]], dict[str, Encoded]]:
-    """Every set of a data set: its figures by set name, and the encoded folders by folder name."""
-    encoded = {
-        name: encode_folder(
-            model, tokenizer, preprocess, folders[name], dataset.templates, batch_size=batch_size, device=device
-        )
-        for name in dataset.folders
+def score(guesses: Guesses) -> dict[str, Any]:
+    """Top-1, top-5, mean per class and their intervals."""
+    first_N, five_N = (metrics.hits(guesses.best, guesses.labels, k) for k in (1, TOP_K))
+    return {
+        "top1": metrics.percent(first_N),
+        "top5": metrics.percent(five_N),
+        "mean_per_class": metrics.mean_per_class(first_N, guesses.labels),
+        "n": len(first_N),
+        "interval": list(metrics.wilson_interval(int(first_N.sum()), len(first_N))),
+        "interval_top5": list(metrics.wilson_interval(int(five_N.sum()), len(five_N))),
+        "interval_mean_per_class": list(metrics.mean_per_class_interval(first_N, guesses.labels)),
     }
-    return {s.name: score_set(encoded[s.folder], s) for s in dataset.sets}, encoded
+
+
+def merged_hits(guesses: Guesses, class_names: list[str]) -> Tensor:
+    """Whether the first guess has the right name, if not the right class: bool (N,)."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(class_names))}
+    names_C = torch.tensor([numbers[name] for name in class_names])
+    return names_C[guesses.best[:, 0]] == names_C[guesses.labels]
+
+
+def extreme_classes(guesses: Guesses, folder: Readied, chosen: list[int]) -> dict[str, list[dict[str, Any]]]:
+    """`worst_classes` and `best_classes` by top-1; of equal ones those with more pictures come first."""
+    first_N = metrics.hits(guesses.best, guesses.labels, 1)
+    right, total = (counts.tolist() for counts in metrics.per_class(first_N, guesses.labels, len(folder.class_names)))
+    seen = [index for index in chosen if total[index]]
+    shown = min(CLASSES_SHOWN, len(seen) // 2)
+
+    def first(best: bool) -> list[dict[str, Any]]:
+        sign = -1 if best else 1
+        order = sorted(seen, key=lambda index: (sign * right[index] / total[index], -total[index], index))
+        return [
+            {
+                "class": folder.pictures.classes[index],
+                "name": folder.class_names[index],
+                "n": total[index],
+                "top1": 100.0 * right[index] / total[index],
+            }
+            for index in order[:shown]
+        ]
+
+    return {"worst_classes": first(best=False), "best_classes": first(best=True)}

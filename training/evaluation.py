@@ -8,7 +8,8 @@ A run with evaluation equals the run without, bit for bit: no random number is d
 back. What an evaluation refuses is logged and leaves its figures out; the run goes on. Figures are in
 percent, computed in float32 outside autocast, and do not depend on the number of ranks (`evaluate/ranks.py`).
 
-Cost: `evaluate/imagenet.py` and `evaluate/retrieval.py` say it; pictures are decoded by `--workers` threads a rank.
+Cost: `evaluate/classifier.py`, `zero_shot.py` and `retrieval.py` say it; pictures are decoded by `--workers` threads a
+rank.
 """
 
 import logging
@@ -21,11 +22,16 @@ from open_clip.transform import PreprocessCfg, image_transform_v2
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from evaluate import metrics
+from evaluate.classifier import class_weights
 from evaluate.data.pairs import read_pairs
+from evaluate.data.read import Readied, read_dataset
+from evaluate.data.sets import Dataset, get_dataset
+from evaluate.encode import MOST_BAD, BadImage, Preprocess, full_float32
 from evaluate.errors import RefusedError
-from evaluate.imagenet import read_imagenet, zero_shot
 from evaluate.retrieval import evaluate_pairs
-from evaluate.zero_shot import BadImage, Tokenizer, full_float32
+from evaluate.texts import Tokenizer
+from evaluate.zero_shot import measure
 from training.distributed import World
 from training.settings import Settings
 
@@ -59,9 +65,9 @@ class Evaluation:
         batch_size, threads = BATCH, max(settings.workers, 1)
         preprocess = image_transform_v2(PreprocessCfg(**model.visual.preprocess_cfg), is_train=False)  # type: ignore
         if settings.imagenet_val:
-            images = world.from_first(lambda: read_imagenet(Path(settings.imagenet_val)))
-            self.measures["imagenet"] = lambda model: zero_shot(
-                model, tokenizer, preprocess, images, batch_size=batch_size, device=world.device, threads=threads
+            dataset, folder = world.from_first(lambda: read_imagenet(settings.imagenet_val))
+            self.measures["imagenet"] = lambda model: imagenet_figures(
+                model, tokenizer, preprocess, dataset, folder, device=world.device, threads=threads
             )
         if settings.val_data:
             pairs = world.from_first(lambda: read_pairs(Path(settings.val_data)))
@@ -112,3 +118,44 @@ class Evaluation:
     def _warn(self, message: str) -> None:
         if self.world.is_first:
             LOG.warning(message)
+
+
+def read_imagenet(root: str) -> tuple[Dataset, Readied]:
+    """ImageNet's validation pictures in `root`. Raises RefusedError where they are not exactly its 1000 classes."""
+    try:
+        dataset, (folder,) = read_dataset(get_dataset("imagenet1k"), root, limit=None, per_class=None, seed=0)
+    except RefusedError as error:
+        raise RefusedError(f"--imagenet-val: {error}") from error
+    return dataset, folder
+
+
+def imagenet_figures(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    preprocess: Preprocess,
+    dataset: Dataset,
+    folder: Readied,
+    *,
+    device: torch.device,
+    threads: int,
+) -> tuple[dict[str, float], list[BadImage]]:
+    """`top1` and `top5` in percent, `images` that were scored, `bad_images` that could not be read and who they are.
+
+    Raises:
+        RefusedError: features that are not finite, or too many unreadable pictures; on every rank.
+    """
+    texts = dataset.templates["full"].texts
+    weights_DC = class_weights(model, tokenizer, folder.class_names, texts, device=device)
+    measured = measure(
+        model,
+        preprocess,
+        folder,
+        weights_DC,
+        batch_size=BATCH,
+        device=device,
+        threads=threads,
+        most_bad=MOST_BAD,
+    )
+    guesses = measured.sets[dataset.sets[0].name]
+    figures = {f"top{k}": metrics.percent(metrics.hits(guesses.best, guesses.labels, k)) for k in (1, 5)}
+    return figures | {"images": len(guesses.labels), "bad_images": len(measured.bad)}, measured.bad

@@ -1,6 +1,8 @@
 """Options that several subcommands share, and what they stand for."""
 
 import argparse
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from evaluate.errors import RefusedError
@@ -12,6 +14,14 @@ def positive(text: str) -> int:
     """An argument that is a whole number above 0."""
     value = int(text)
     if value <= 0:
+        raise ValueError(text)
+    return value
+
+
+def share(text: str) -> float:
+    """An argument between 0 and 1."""
+    value = float(text)
+    if not 0 <= value < 1:
         raise ValueError(text)
     return value
 
@@ -48,6 +58,33 @@ def pick_device(name: str | None) -> str:
         reason = str(error).splitlines()[0]
         raise RefusedError(f"--device {name!r} cannot be used: {reason} Try --device cpu.") from error
     return name
+
+
+def own_device(name: str | None) -> str:
+    """This process's device: under torchrun each has a GPU of its own."""
+    from evaluate.ranks import local_rank, rank_and_size
+
+    device = pick_device(name)
+    if device == "cuda" and rank_and_size()[1] > 1:
+        device = pick_device(f"cuda:{local_rank()}")
+    return device
+
+
+def own_threads() -> int:
+    """How many threads of this process decode pictures, beside those of the other processes of its group."""
+    import os
+
+    from evaluate.ranks import rank_and_size
+
+    return max(1, min((os.cpu_count() or 1) // rank_and_size()[1], MOST_THREADS))
+
+
+def shown(total: int, label: str, unit: str) -> AbstractContextManager[Callable[[int], object]]:
+    """Progress of what the ranks share, shown by the first."""
+    from evaluate.progress import progress
+    from evaluate.ranks import is_first, rank_and_size
+
+    return progress(total, label, unit, rank_and_size()[1]) if is_first() else nullcontext(lambda count: None)
 
 
 def add_model_configs(folder: Path | None) -> None:

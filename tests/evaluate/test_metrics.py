@@ -80,3 +80,23 @@ def test_no_pictures_give_no_figure() -> None:
     ):
         with pytest.raises(ValueError, match=r"no pictures|n > 0"):
             call()
+
+
+def test_mean_per_class_interval_is_the_bootstraps() -> None:
+    """The same as drawing pictures one by one; wider for fewer pictures; nothing where all are right."""
+    generator = np.random.default_rng(1)
+    labels = torch.from_numpy(generator.integers(0, 6, 300))
+    hits = torch.from_numpy(generator.random(300) < 0.2 + 0.1 * labels.numpy())
+    means = []
+    for _ in range(2000):
+        drawn = torch.from_numpy(generator.integers(0, 300, 300))
+        means.append(metrics.mean_per_class(hits[drawn], labels[drawn]))
+    low, high = metrics.mean_per_class_interval(hits, labels)
+    assert (low, high) == pytest.approx(np.percentile(means, [2.5, 97.5]), abs=1.0)
+    assert low < metrics.mean_per_class(hits, labels) < high
+    assert metrics.mean_per_class_interval(hits, labels) == (low, high), "seeded"
+    few = metrics.mean_per_class_interval(hits[:60], labels[:60])
+    assert few[1] - few[0] > 1.5 * (high - low)
+    assert metrics.mean_per_class_interval(torch.ones(5, dtype=torch.bool), torch.arange(5)) == (100.0, 100.0)
+    with pytest.raises(ValueError, match="no pictures"):
+        metrics.mean_per_class_interval(hits[:0], labels[:0])

@@ -1,14 +1,16 @@
 """Loading a checkpoint, and every reason to refuse it."""
 
+import json
 from pathlib import Path
 
 import open_clip
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from data_prep.manifest import sha256_file
 from evaluate.errors import RefusedError
-from evaluate.models import load_model
+from evaluate.models import load_model, size_warning
 from open_clip_linear.listing import attention_kind
 
 
@@ -75,3 +77,53 @@ def test_attention_kind_of_a_tower() -> None:
     assert attention_kind({"block_type": "eq7"}) == "eq7"
     assert attention_kind({}) == attention_kind({"block_type": "default"}) == "softmax"
     assert attention_kind({"timm_model_name": "sema_tiny"}) == "sema_tiny"
+
+
+@pytest.mark.parametrize(
+    ("kind", "grows"),
+    [("eq7", True), ("eq4half", True), ("eq7mean", False), ("eq7learned", False), ("softmax", False), ("sema", False)],
+)
+def test_a_gain_that_depends_on_the_size_is_said(kind: str, grows: bool, tmp_path: Path) -> None:
+    name = f"tiny-emoji-{kind}"
+    torch.save({"state_dict": open_clip.create_model(name).state_dict()}, tmp_path / "c.pt")
+    trained = load_model(name, tmp_path / "c.pt")
+    assert size_warning(trained) is None
+    tokens = len(trained.model.visual.positional_embedding)
+    assert trained.stored_tokens == tokens
+    other = load_model(name, tmp_path / "c.pt", image_size=(trained.image_size, 2 * trained.image_size))
+    seen = len(other.model.visual.positional_embedding)
+    said = size_warning(other)
+    assert (said is not None) == grows
+    if grows:
+        assert f"trained on {tokens} tokens a picture and see {seen} here" in said
+        assert f"is {seen / tokens:.3g} times as large" in said
+
+
+def test_the_trained_size_is_the_files_and_not_the_configs(tmp_path: Path) -> None:
+    """A checkpoint that was trained at another size than its config's says so when that is left out here."""
+    model = open_clip.create_model("tiny-emoji-eq7", force_image_size=96)
+    tokens = len(model.visual.positional_embedding)
+    weights = {key: value.contiguous() for key, value in model.state_dict().items()}
+    save_file(weights, tmp_path / "c.safetensors")
+    torch.save({"state_dict": {f"module.{key}": value for key, value in weights.items()}}, tmp_path / "ddp.pt")
+    torch.save(weights, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    for file in ("c.safetensors", "ddp.pt", "old.pt"):
+        loaded = load_model("tiny-emoji-eq7", tmp_path / file)
+        assert loaded.stored_tokens == tokens
+        assert f"trained on {tokens} tokens" in size_warning(loaded)
+        assert size_warning(load_model("tiny-emoji-eq7", tmp_path / file, image_size=96)) is None
+
+
+def test_a_checkpoint_of_another_text_tower_is_refused(tmp_path: Path) -> None:
+    name = "ViT-S-16-eq7"
+    config = open_clip.get_model_config(name)
+    small = {key: value | {"layers": 1, "width": 64} for key, value in config.items() if key.endswith("_cfg")}
+    small["vision_cfg"] |= {"head_width": 32}
+    for text, file in (("eq7", "one"), ("softmax", "other")):
+        made = config | small | {"text_cfg": small["text_cfg"] | {"block_type": text, "heads": 2}}
+        (tmp_path / f"test-text-{file}.json").write_text(json.dumps(made))
+    open_clip.add_model_config(tmp_path)
+    torch.save(open_clip.create_model("test-text-one").state_dict(), tmp_path / "one.pt")
+    assert load_model("test-text-one", tmp_path / "one.pt").name == "test-text-one"
+    with pytest.raises(RefusedError, match=r"one\.pt cannot be loaded into test-text-other.*eq7"):
+        load_model("test-text-other", tmp_path / "one.pt")

@@ -1,13 +1,17 @@
 """The JSON's parts, the table, and where it may be written."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from evaluate.data.emoji import ClassEntry, Folder
-from evaluate.data.sets import EMOJI
+from evaluate.data.sets import EMOJI, EvalSet, Templates, get_dataset
 from evaluate.errors import RefusedError
-from evaluate.result import check_writable, command_line, duplicate_names, notes, table, versions
+from evaluate.models import load_model
+from evaluate.result import Protocol, check_writable, command_line, notes, table, versions, zero_shot_result
+
+from .measured import folder_of, measured_of
 
 ROW = {
     "top1": 12.345,
@@ -21,44 +25,82 @@ ROW = {
 }
 
 
-def result(**changes: object) -> dict:
+def result(**changes: object) -> dict[str, Any]:
     concepts = ROW | {"per_vendor": {"one": ROW, "two": ROW}}
     return {
         "model": "m",
         "kind": "eq7",
         "image_size": 64,
+        "decoder": "pillow",
         "images_per_s": 10.0,
-        "duplicate_names": {"heldout-vendor": {}},
+        "throughput": {"images_per_s": 10.0, "prompts_per_s": None},
+        "about": [],
+        "partial": False,
+        "counts": {"images": 200, "bad_images": 0},
         "bad_images": [],
+        "read_otherwise": {},
         "results": {"heldout_vendor": ROW, "heldout_vendor_noflags": ROW, "heldout_concepts": concepts},
     } | changes
 
 
 def test_table_has_a_line_a_set_and_a_vendor() -> None:
-    lines = table(result(), EMOJI).splitlines()
+    lines = table(result(), EMOJI.sets).splitlines()
     assert len(lines) == 2 + 3 + 2 + 1
     assert lines[2].split() == ["Held-out", "vendor", "12.35", "8.5-17.6", "40.00", "11.00", "2.00", "200", "50"]
     assert lines[5].split() == ["one", "12.35", "8.5-17.6", "40.00", "11.00", "200"]
     assert len({len(line) for line in lines[:5]}) == 1, "columns line up"
+    fast = table(result(decoder="torchvision", throughput={"prompts_per_s": 7.5}), EMOJI.sets)
+    assert fast.endswith("m (eq7), 64 px, 10.0 images/s, 7.5 prompts/s, decoded by torchvision")
 
 
 def test_notes_name_what_a_reader_must_know() -> None:
     assert notes(result()) == []
     said = notes(
         result(
-            duplicate_names={"heldout-vendor": {"sunglasses": ["1F576", "1F60E"]}},
+            about=["A sentence."],
+            partial=True,
             bad_images=[{"folder": "heldout-vendor", "shard": "0.tar", "key": "k", "reason": "r"}],
-            results={"heldout_vendor": ROW | {"ties": 3}},
+            read_otherwise={"heldout-vendor": {"rotation": 2}},
+            results={"heldout_vendor": ROW | {"ties": 3, "merged_top1": 13.5}},
         )
     )
-    assert "1 names belong to several classes (sunglasses)" in said[0]
-    assert "1 unreadable pictures were left out: heldout-vendor/0.tar:k" in said[1]
-    assert "3 of 200 pictures have another class exactly tied" in said[2]
+    assert said == [
+        "A sentence.",
+        "Partial: 200 pictures, fewer than the whole set.",
+        "1 unreadable pictures were left out: heldout-vendor/0.tar:k.",
+        "Read as a person sees them, which OpenCLIP would not: 2 with rotation.",
+        "heldout_vendor: 3 of 200 pictures have another class exactly tied with the right one.",
+        "heldout_vendor: top-1 is 13.50 % where classes of one name count as one.",
+    ]
 
 
-def test_duplicate_names_list_their_concepts() -> None:
-    classes = [ClassEntry(c, n, "g", "s", False) for c, n in (("1", "a"), ("2", "b"), ("3", "a"))]
-    assert duplicate_names(Folder(Path("f"), classes, [], "")) == {"a": ["1", "3"]}
+def test_the_document_says_what_was_measured(nano: tuple[str, Path]) -> None:
+    folder = folder_of([0, 1, 2, 1], ["cat", "dog", "cow"])
+    measured = measured_of(folder, {0: [0, 1, 2], 1: [2, 1, 0], 2: [2, 0, 1], 3: [1, 0, 2]}, bad=(3,))
+    protocol = Protocol(Templates("full", ("{}",)), 8, "cpu", 1, False, 0.5, None, None, 0, None)
+    dataset = replace(get_dataset("wds/mine"), sets=(EvalSet("set", "Mine"),), about=("Known.",))
+
+    def made(dataset: Any, **changes: Any) -> dict[str, Any]:
+        options = replace(protocol, **changes)
+        return zero_shot_result(
+            load_model(*nano), dataset, "root", {"": measured}, options, prompts=(9, 2.0), argv=["x"]
+        )
+
+    found = made(dataset)
+    assert (found["top1"], found["top5"], found["n"]) == (pytest.approx(200 / 3), 100.0, 3)
+    assert found["mean_per_class"] == pytest.approx(200 / 3)
+    assert (found["bad"], found["partial"], found["about"]) == (1, False, ["Known."])
+    assert found["bad_images"] == [{"folder": "", "shard": "folder", "key": "3.png", "reason": "broken"}]
+    assert found["list_sha256"] == found["lists"][""] == folder.pictures.list_sha256
+    assert (found["classes"]["list"], found["classes"]["count"]) == ("classnames.txt", 3)
+    assert found["throughput"] == {"images_per_s": 1.5, "prompts_per_s": 4.5}
+    assert (found["decoder"], found["precision"], found["max_bad"]) == ("pillow", "fp32", 0.5)
+    assert list(found)[-1] == "hits", "what nobody reads comes last"
+    # Fewer pictures than the official set, or a choice of them, are marked.
+    assert made(replace(dataset, official=5))["partial"]
+    assert not made(replace(dataset, official=4))["partial"]
+    assert made(dataset, limit=4)["partial"]
+    assert (made(dataset, per_class=2, seed=7)["partial"], made(dataset, per_class=2, seed=7)["seed"]) == (True, 7)
 
 
 def test_command_line_can_be_typed() -> None:

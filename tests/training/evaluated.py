@@ -5,13 +5,17 @@ python evaluated.py DATA OUTPUT     # DATA holds pairs/ and val/; OUTPUT/RANK.js
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import open_clip
 import torch
 
 import open_clip_linear  # noqa: F401
-from evaluate import encode, imagenet
+from evaluate.data import read
+from evaluate.data.classes import ClassList
+from evaluate.data.sets import Templates, get_dataset
+from training import evaluation
 from training.distributed import World, join
 from training.evaluation import Evaluation
 from training.model import parallel
@@ -19,14 +23,16 @@ from training.settings import Settings
 
 MODEL = "tiny-emoji-eq7mean"
 CLASSES = [f"n{number:08d}" for number in range(13)]
+NAMES = tuple(open_clip.IMAGENET_CLASSNAMES[:13])
+TEMPLATES = ("a photo of a {}.", "art of the {}.")
 
 
 def small_imagenet() -> None:
     """Thirteen classes and two prompts each in place of ImageNet's, and room for a bad picture among few."""
-    imagenet.wnids = lambda: CLASSES
-    imagenet.IMAGENET_CLASSNAMES = open_clip.IMAGENET_CLASSNAMES[:13]
-    imagenet.OPENAI_IMAGENET_TEMPLATES = [lambda c: f"a photo of a {c}.", lambda c: f"art of the {c}."]
-    encode.MOST_BAD = 0.2
+    templates = {"full": Templates("full", TEMPLATES)}
+    read.class_list = lambda name, subset: ClassList(tuple(CLASSES), NAMES)
+    evaluation.get_dataset = lambda name: replace(get_dataset(name), templates=templates)
+    evaluation.MOST_BAD = 0.2
 
 
 def spread_model(**arguments: bool) -> torch.nn.Module:

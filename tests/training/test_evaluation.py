@@ -17,9 +17,10 @@ from open_clip_train.train import get_clip_metrics
 from PIL import Image
 
 from data_prep.errors import DataError
-from evaluate import encode, imagenet
+from evaluate.data import read
 from evaluate.data.pairs import read_pairs
 from evaluate.errors import RefusedError
+from training import evaluation
 from training.distributed import World
 from training.evaluation import Evaluation
 from training.settings import Settings
@@ -45,10 +46,7 @@ def data(tmp_path_factory, shards):
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Thirteen classes in place of ImageNet's thousand, and the threads of a rank, so that sums agree to the bit."""
-    for module, name in (
-        (imagenet, "wnids"), (imagenet, "IMAGENET_CLASSNAMES"), (imagenet, "OPENAI_IMAGENET_TEMPLATES"),
-        (encode, "MOST_BAD"),
-    ):  # fmt: skip
+    for module, name in ((read, "class_list"), (evaluation, "get_dataset"), (evaluation, "MOST_BAD")):
         monkeypatch.setattr(module, name, getattr(module, name))
     evaluated.small_imagenet()
     threads = torch.get_num_threads()
@@ -94,10 +92,9 @@ def test_figures_are_those_of_a_plain_computation(data):
     # Equal captions tie, in OpenCLIP's unstable sort as they like; pictures are all different.
     assert figures["val_text_to_image_r5"] == pytest.approx(100 * theirs["text_to_image_R@5"])
 
-    names, templates = imagenet.IMAGENET_CLASSNAMES, imagenet.OPENAI_IMAGENET_TEMPLATES
     files = [path for path in sorted((data / "val").glob("*/*.png")) if path.stem != "30"]
     with torch.no_grad():
-        classifier = open_clip.build_zero_shot_classifier(model, tokenizer, names, templates)
+        classifier = open_clip.build_zero_shot_classifier(model, tokenizer, evaluated.NAMES, evaluated.TEMPLATES)
         pixels = torch.stack([preprocess(Image.open(path)) for path in files])
         guesses = (100.0 * model.encode_image(pixels, normalize=True) @ classifier).topk(5).indices
     right = guesses == torch.tensor([evaluated.CLASSES.index(path.parent.name) for path in files])[:, None]
@@ -179,7 +176,7 @@ def test_nothing_to_measure_is_never_due():
 
 def test_refusals_come_at_the_start(data, tmp_path):
     model, tokenizer = evaluated.spread_model(), open_clip.get_tokenizer(evaluated.MODEL)
-    with pytest.raises(RefusedError, match=r"--imagenet-val .*Probably meant: .*/val"):
+    with pytest.raises(RefusedError, match=r"--imagenet-val: .*Probably meant: .*/val"):
         Evaluation(Settings(imagenet_val=str(data)), model, tokenizer, ALONE)
     with pytest.raises(DataError, match=r"manifest\.jsonl does not exist"):
         Evaluation(Settings(val_data=str(tmp_path)), model, tokenizer, ALONE)

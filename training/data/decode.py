@@ -10,24 +10,21 @@ from the same random state, but decodes JPEG with torchvision, resizes bytes ins
 normalisation to the device, to which a quarter of the bytes is copied. Pixels differ by rounding, by 2 of 255 at most
 unless colours are jittered. `python -m benchmarks.data` measures both beside OpenCLIP's pipeline: fast takes about 1 ms
 a picture of 256 px and 2 ms of 512. Augmentation draws from torch's global generator and from `random`: seed both.
-Of a JPEG damaged within its pixels either decoder shows what it can, as libjpeg does; torchvision's libjpeg then writes
-"Corrupt JPEG data" to stderr, which it offers no way to turn off.
 """
 
-import io
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torchvision
 from open_clip.transform import PreprocessCfg, image_transform_v2
-from PIL import ExifTags, Image
+from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms import Compose, Normalize, RandomResizedCrop
 from torchvision.transforms.v2 import functional as F
 
 from data_prep.errors import DataError
+from data_prep.jpeg import NoDecoderError, check_decoder, decode_plain_jpeg
 from data_prep.shards import PICTURES, decode_image
 from training.settings import Settings, SettingsError
 
@@ -76,11 +73,8 @@ class Decode:
 
     def _picture(self, data: bytes) -> Tensor | Image.Image:
         """An upright RGB picture: (3, H, W) uint8 for fast, Pillow's for pil."""
-        if self.fast and _is_plain_jpeg(data):
-            try:
-                return _decode_jpeg(data)
-            except RuntimeError:  # damaged, or of a kind that torchvision does not know: Pillow has the last word
-                pass
+        if self.fast and (pixels := decode_plain_jpeg(data)) is not None:
+            return pixels
         try:
             image = decode_image(data)
         except DataError as error:
@@ -157,33 +151,11 @@ class _BytesTransform:
         return image
 
 
-def _is_plain_jpeg(data: bytes) -> bool:
-    """Whether torchvision shows this picture as `decode_image` would: an upright RGB or grey JPEG of sane size.
-
-    Pillow reads the header alone (20 µs), and refuses one of more pixels than it would decode: torchvision has no
-    such limit, and would fill the memory.
-    """
-    try:
-        with Image.open(io.BytesIO(data), formats=("JPEG",)) as header:
-            return header.mode in ("RGB", "L") and header.getexif().get(ExifTags.Base.Orientation, 1) == 1
-    except Exception:  # Pillow raises many kinds for damaged input; decode_image then says what it is
-        return False
-
-
-def _decode_jpeg(data: bytes) -> Tensor:
-    buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)  # a copy: torch has no read-only tensors
-    image: Tensor = torchvision.io.decode_jpeg(buffer, mode="RGB")
-    return image
-
-
 def _check_jpeg_decoder() -> None:
-    """Without it every JPEG would go through Pillow in silence; torchvision 0.29 announced that it will remove it."""
-    buffer = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(buffer, "JPEG")
+    """Without it every JPEG would go through Pillow in silence."""
     try:
-        _decode_jpeg(buffer.getvalue())
-    except (AttributeError, RuntimeError) as error:
+        check_decoder()
+    except NoDecoderError as error:
         raise SettingsError(
-            f"--decode fast needs torchvision's decode_jpeg, which torchvision {torchvision.__version__} here does not "
-            f"have ({error}); use --decode pil, or another torchvision"
+            f"--decode fast needs torchvision's decode_jpeg: {error}; use --decode pil, or another torchvision"
         ) from error
