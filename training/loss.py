@@ -66,10 +66,11 @@ def build_loss(settings: Settings, world: World) -> nn.Module:
     )
 
 
-def build_teacher(settings: Settings, model: nn.Module, device: torch.device) -> nn.Module:
+def build_teacher(settings: Settings, model: nn.Module, world: World) -> nn.Module:
     """The frozen teacher of `settings.distill_model`, for the student `model`; it sees the student's batches.
 
-    Its embedding may have another size, as the loss compares logits. It is whole on every process.
+    Its embedding may have another size, as the loss compares logits. It is whole on every process, and every process
+    must call it. The first one builds it before the others, so that weights to be downloaded are there for them.
 
     Raises:
         SettingsError: it cannot be built or loaded, or would not read the student's pictures and tokens as its own.
@@ -79,15 +80,9 @@ def build_teacher(settings: Settings, model: nn.Module, device: torch.device) ->
         raise SettingsError(
             f"--distill-model cannot teach {settings.model}: OpenCLIP's distillation loss has no logit bias"
         )
-    try:
-        teacher = open_clip.create_model(
-            name, pretrained=settings.distill_pretrained, device=device, output_dict=True, require_pretrained=True
-        )
-    except Exception as error:  # OpenCLIP, torch and safetensors raise every kind for files that do not fit
-        raise SettingsError(
-            f"--distill-model {name} with --distill-pretrained {settings.distill_pretrained}: "
-            f"{' '.join(str(error).split())[:600] or type(error).__name__}"
-        ) from error
+    built: list[nn.Module] = []
+    world.from_first(lambda: built.append(_load_teacher(settings, world.device)))
+    teacher = built[0] if built else _load_teacher(settings, world.device)
     for what, read in _INPUTS.items():
         if read(teacher) != read(model):
             raise SettingsError(
@@ -95,6 +90,19 @@ def build_teacher(settings: Settings, model: nn.Module, device: torch.device) ->
                 "same batches, so take a teacher with the student's"
             )
     return teacher.eval().requires_grad_(False)
+
+
+def _load_teacher(settings: Settings, device: torch.device) -> nn.Module:
+    name = settings.distill_model
+    try:
+        return open_clip.create_model(
+            name, pretrained=settings.distill_pretrained, device=device, output_dict=True, require_pretrained=True
+        )
+    except Exception as error:  # OpenCLIP, torch and safetensors raise every kind for files that do not fit
+        raise SettingsError(
+            f"--distill-model {name} with --distill-pretrained {settings.distill_pretrained}: "
+            f"{' '.join(str(error).split())[:600] or type(error).__name__}"
+        ) from error
 
 
 def forward_backward(

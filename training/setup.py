@@ -112,7 +112,7 @@ def _built(settings: Settings, world: World, data_state: dict[str, Any] | None) 
     sources = world.from_first(lambda: sources_of(settings, data_state))
     loader = Loader(settings, decode, tokenizer, world.rank, world.size, data_state, on_gpu, sources)
     evaluation = Evaluation(settings, model, tokenizer, world)
-    teacher = build_teacher(settings, model, world.device) if settings.distill_model else None
+    teacher = build_teacher(settings, model, world) if settings.distill_model else None
     precision = precision_of(settings, world.device)
     replica = parallel(model, settings, world)
     parts = Parts(

@@ -55,7 +55,7 @@ def step(world, folder, kind, batches, settings):
     """Model and gradients after one step's forward and backward pass on the joint batch."""
     torch.manual_seed(0)
     model = build(settings, world.device).double()
-    teacher = build_teacher(settings, model, world.device).double() if kind == "distill" else None
+    teacher = build_teacher(settings, model, world).double() if kind == "distill" else None
     replica = parallel(model, settings, world)
     loss = build_loss(settings, world)
     value = forward_backward(replica, loss, share(world, batches), nullcontext, teacher=teacher)

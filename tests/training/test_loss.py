@@ -35,7 +35,7 @@ def built(kind, teacher_file="", **kwargs):
     if kind == "distill":
         settings.distill_model, settings.distill_pretrained = "grad-teacher", teacher_file
     model = build(settings, CPU).double()
-    teacher = build_teacher(settings, model, CPU).double() if kind == "distill" else None
+    teacher = build_teacher(settings, model, ALONE).double() if kind == "distill" else None
     return model, build_loss(settings, ALONE), teacher
 
 
@@ -132,6 +132,25 @@ def test_a_teacher_is_frozen(teacher_file):
     _, _, teacher = built("distill", teacher_file)
     assert not teacher.training
     assert not any(p.requires_grad for p in teacher.parameters())
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_process_has_its_teacher_before_the_others_ask_for_theirs(rank, teacher_file, monkeypatch):
+    """Then a tag's weights are downloaded once."""
+    happened = []
+
+    class Two(World):
+        def from_first(self, decide):
+            if self.is_first:
+                decide()
+            happened.append("the first is done")
+
+    create = open_clip.create_model
+    model = build(Settings(model="grad-eq7"), CPU)
+    monkeypatch.setattr(open_clip, "create_model", lambda *a, **k: happened.append("built") or create(*a, **k))
+    settings = Settings(model="grad-eq7", distill_model="grad-teacher", distill_pretrained=teacher_file)
+    build_teacher(settings, model, Two(rank, 2, CPU))
+    assert happened == (["the first is done", "built"] if rank else ["built", "the first is done"])
 
 
 def test_teachers_that_cannot_teach_are_refused_with_a_sentence(teacher_file, tmp_path):

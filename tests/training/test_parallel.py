@@ -12,6 +12,7 @@ import tiny_clip
 import torch
 from torch import nn
 
+from training.distributed import World
 from training.loss import build_teacher
 from training.model import Ema, build
 from training.optimizer import build_optimizer
@@ -48,7 +49,7 @@ def alone(kind, settings):
     """The model of the settings in one process, with the gradients of the loss written out on the joint batch."""
     torch.manual_seed(0)
     model = build(settings, CPU).double()
-    teacher = build_teacher(settings, model, CPU).double() if kind == "distill" else None
+    teacher = build_teacher(settings, model, World(0, 1, CPU)).double() if kind == "distill" else None
     value = tiny_clip.written_out(kind, model, [tiny_clip.batch(parallel_worker.PAIRS)], teacher)
     value.backward()
     return model, value.item()
