@@ -13,6 +13,7 @@ from typing import Any
 
 import open_clip
 import torch
+from open_clip.modified_resnet import ModifiedResNet
 from open_clip.transformer import to_2tuple
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -28,6 +29,11 @@ from training.settings import Settings, SettingsError
 
 # What OpenCLIP starts a SigLIP run with, whatever the config says (open_clip_train.main).
 _SIGLIP = {"init_logit_scale": math.log(10), "init_logit_bias": -10.0}
+
+# Graphs that torch.compile may make of one block's code; torch's own bound is 8, beyond which it computes uncompiled.
+# There is one for each kind of attention, tower and kind of call (with gradients, without them in the first pass of
+# accumulation, evaluation): a hybrid tower makes 9, one of three kinds 15. timm.optim lifts the bound, but by accident.
+_GRAPHS = 64
 
 _BLOCK_LISTS = ("resblocks", "blocks", "layer")  # of OpenCLIP's, timm's and Hugging Face's transformers
 
@@ -59,6 +65,11 @@ def build(settings: Settings, device: torch.device) -> nn.Module:
         raise SettingsError(f"--model {settings.model} cannot be built: {error or type(error).__name__}") from error
     if 0 in to_2tuple(getattr(model.visual, "grid_size", None) or 1):
         raise SettingsError(f"--model {settings.model} has patches larger than pictures of {model.visual.image_size}")
+    if settings.force_patch_dropout > 0 and isinstance(model.visual, ModifiedResNet):  # other towers fail above
+        raise SettingsError(
+            f"--force-patch-dropout does nothing with --model {settings.model}, a ResNet, which has no patches: found "
+            f"{settings.force_patch_dropout}; leave it out"
+        )
     if settings.init_from:
         load_initial(model, settings)
     _lock(model, settings)
@@ -86,13 +97,15 @@ def parallel(model: nn.Module, settings: Settings, world: World) -> nn.Module:
     built the same weights.
     """
     if settings.torchcompile:
-        for unit in _units(model):
+        limits = torch._dynamo.config
+        limits.recompile_limit = max(limits.recompile_limit, _GRAPHS)
+        for unit in units(model):
             unit.compile()
     if world.size == 1:
         return model
     if settings.fsdp:
         mesh = init_device_mesh(world.device.type, (world.size,))
-        for unit in _units(model):
+        for unit in units(model):
             fully_shard(unit, mesh=mesh)
         fully_shard(model, mesh=mesh)
         _gather_for_encoders(model)
@@ -127,7 +140,7 @@ def _gather_for_encoders(model: nn.Module) -> None:
         setattr(model, name, chosen(method, getattr(model, name)))
 
 
-def _units(model: nn.Module) -> list[nn.Module]:
+def units(model: nn.Module) -> list[nn.Module]:
     """What is compiled and sharded each as one: the towers' blocks, and an image tower without blocks as a whole."""
     found: list[nn.Module] = []
     for name, module in model.named_modules():

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from torch._dynamo.utils import counters
 
 from open_clip_linear.convert.state_dict import ConversionError
 from training.distributed import World
@@ -169,6 +170,12 @@ def test_locking_leaves_what_is_asked_for_and_never_trains_fixed_positions():
     assert "logit_scale" in trained
 
 
+def test_patch_dropout_is_refused_where_openclip_would_drop_it_silently():
+    with pytest.raises(SettingsError, match="force-patch-dropout does nothing with --model grad-resnet, a ResNet"):
+        built("grad-resnet", force_patch_dropout=0.5)
+    built("grad-resnet", force_patch_dropout=0.0)
+
+
 def test_only_blocks_are_compiled_and_names_stay(monkeypatch):
     compiled = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled.append(self))
@@ -194,6 +201,27 @@ def test_a_compiled_model_computes_the_same():
     assert list(replica.state_dict()) == names
     for name, gradient in tiny_clip.gradients(model).items():
         assert torch.allclose(gradient, gradients[name], rtol=1e-3, atol=1e-4), name
+
+
+@pytest.mark.slow
+def test_no_graph_of_a_hybrid_tower_is_given_up(monkeypatch):
+    """Three kinds of attention with and without gradients, and in evaluation."""
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    compile_ = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compile_(self, backend="eager"))
+    torch._dynamo.reset()
+    counters.clear()
+    model = built("grad-hybrid", torchcompile=True)
+    replica = parallel(model, Settings(torchcompile=True), World(0, 1, CPU))
+    images, texts = tiny_clip.batch(6)
+    images = images.float()
+    replica(images, texts)
+    with torch.no_grad():
+        replica(images, texts)
+        model.eval()
+        model.encode_image(images[:3])
+    assert counters["stats"]["unique_graphs"] > 8
+    assert counters["frames"]["ok"] == counters["frames"]["total"]
 
 
 @given(decay=st.floats(0, 0.999), steps=st.integers(1, 5))

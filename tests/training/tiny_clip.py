@@ -21,6 +21,8 @@ CONFIGS = {
     "grad-softmax": config(),
     "grad-dropout": config(block_type="eq7:scale=mean", patch_dropout=0.5),
     "grad-fixed": config(block_type="eq7:scale=mean", pos_embed_type="sin_cos_2d"),
+    "grad-hybrid": config(block_type="eq7+sema:window=2+softmax", layers=3),
+    "grad-resnet": config(layers=[1, 1, 1, 1]),
     "grad-wide": config(block_type="eq7:scale=mean", image_size=[16, 56]),
     "grad-teacher": config() | {"embed_dim": 24},
     "grad-bias": config(block_type="eq7:scale=mean") | {"init_logit_bias": -10.0},
