@@ -4,6 +4,7 @@ Names are OpenCLIP's where the meaning is the same. `training/command_line.py` f
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_origin
@@ -138,6 +139,21 @@ class Settings:
     wandb_project_name: str = _setting("open-clip", "wandb's project")
 
 
+# What nothing hears under other settings: it may only have its default there.
+_UNHEARD: tuple[tuple[str, Callable[[Settings], bool], str], ...] = (
+    ("lock_image_unlocked_groups", lambda s: not s.lock_image, "without --lock-image"),
+    ("lock_text_unlocked_layers", lambda s: not s.lock_text, "without --lock-text"),
+    ("lr_cooldown_end", lambda s: s.lr_scheduler != "const-cooldown", "without --lr-scheduler const-cooldown"),
+    ("lr_cooldown_power", lambda s: s.lr_scheduler != "const-cooldown", "without --lr-scheduler const-cooldown"),
+    ("shuffle_buffer", lambda s: bool(s.unique_key), "with --unique-key, which holds the set and shuffles all of it"),
+    (
+        "zeroshot_frequency",
+        lambda s: s.zeroshot_frequency > 0 and not (s.imagenet_val or s.val_data),
+        "without --imagenet-val or --val-data",
+    ),
+    ("wandb_project_name", lambda s: "wandb" not in s.report_to, "without --report-to wandb"),
+)
+
 FIELDS = {f.name: f for f in fields(Settings)}
 KINDS: dict[str, type] = {  # a field's type, without what is in brackets
     name: f.type if isinstance(f.type, type) else get_origin(f.type) or str for name, f in FIELDS.items()
@@ -213,11 +229,32 @@ def _check_optimizer(settings: Settings) -> None:
     optimizers = ["adamw", *(f"timm/{name}" for name in timm.optim.list_optimizers())]
     if settings.opt not in optimizers:
         raise SettingsError(f"--opt {settings.opt!r} is unknown{nearest(settings.opt, optimizers)}")
+    for name in sorted({"beta1", "beta2", "eps"} - heard_by(settings.opt)):
+        value, default = getattr(settings, name), FIELDS[name].default
+        if value != default:
+            raise SettingsError(
+                f"{option(name)} does nothing with --opt {settings.opt}, which has its own or none: found {value!r}; "
+                f"leave it out or at {default!r}"
+            )
     if (settings.lr_scheduler == "const-cooldown") != bool(settings.cooldown):
         raise SettingsError(
             "--lr-scheduler const-cooldown and --cooldown STEPS go together, found "
             f"{settings.lr_scheduler} and {settings.cooldown}"
         )
+
+
+def heard_by(opt: str) -> set[str]:
+    """Which of beta1, beta2 and eps an optimizer takes: a known name for `opt`.
+
+    Optimizers with three betas (Adan) mean other things by them, and keep their own.
+    """
+    if opt == "adamw":
+        return {"beta1", "beta2", "eps"}
+    info = timm.optim.get_optimizer_info(opt.removeprefix("timm/"))
+    heard = {"eps"} if info.has_eps else set()
+    if info.has_betas and info.num_betas == 2:
+        heard |= {"beta1"} if info.opt_class is timm.optim.Adafactor else {"beta1", "beta2"}  # it decays by a schedule
+    return heard
 
 
 def _check_together(settings: Settings) -> None:
@@ -228,9 +265,15 @@ def _check_together(settings: Settings) -> None:
         raise SettingsError("--distill-model cannot go with --siglip: OpenCLIP's distillation loss is CLIP's")
     if settings.siglip and (settings.local_loss or not settings.gather_with_grad):
         raise SettingsError("--local-loss and --no-gather-with-grad are for CLIP's loss; --siglip has neither")
-    for tower, part in (("lock_image", "lock_image_unlocked_groups"), ("lock_text", "lock_text_unlocked_layers")):
-        if getattr(settings, part) and not getattr(settings, tower):
-            raise SettingsError(f"{option(part)} does nothing without {option(tower)}")
+    for name, unheard, where in _UNHEARD:
+        value, default = getattr(settings, name), FIELDS[name].default
+        if value != default and unheard(settings):
+            raise SettingsError(f"{option(name)} does nothing {where}: found {value!r}; leave it out or at {default!r}")
+    if not settings.save_every_steps and not settings.save_every_minutes:
+        raise SettingsError(
+            "--save-every-steps and --save-every-minutes are both 0: a killed run would have no checkpoint to go on "
+            "from; give one of them"
+        )
     if (settings.imagenet_val or settings.val_data) and not settings.zeroshot_frequency:
         raise SettingsError("--zeroshot-frequency 0 leaves out the evaluation that --imagenet-val or --val-data names")
     for report in filter(None, settings.report_to.split(",")):

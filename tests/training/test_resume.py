@@ -86,7 +86,7 @@ def test_a_killed_run_equals_the_unbroken_one(zygote, recipe, tmp_path, unbroken
 @pytest.mark.parametrize(
     "changes",
     [
-        {"unique_key": "concept", "opt": "timm/nmuon", "workers": 2},
+        {"unique_key": "concept", "shuffle_buffer": 5000, "opt": "timm/nmuon", "workers": 2},
         pytest.param({"accum_freq": 2, "batch_size": 4, "ema": 0.9, "decode": "pil"}, marks=pytest.mark.slow),
         pytest.param({"precision": "amp", "siglip": None, "lr_scheduler": "const"}, marks=pytest.mark.slow),
     ],
@@ -126,7 +126,7 @@ def test_thirty_kills_at_random_moments(zygote, recipe, tmp_path, unbroken, worl
 def test_a_signal_leaves_a_checkpoint_and_code_75(zygote, recipe, tmp_path, unbroken, number, world):
     """It reaches one process, and all end together."""
     changes = {"workers": 2, "batch_size": 8 // world}
-    every = 1 if number == signal.SIGTERM else 0  # with 1 the signal comes while a checkpoint is written
+    every = 1 if number == signal.SIGTERM else 10 * STEPS  # with 1 the signal comes while a checkpoint is written
     command = words(recipe, tmp_path, **changes, save_every_steps=every)
     ended = zygote.run_until("step 4/", number, *command, world=world, rank=world - 1)
     assert ended.codes == [75] * world, ended.output
@@ -176,7 +176,7 @@ def test_other_processes_and_workers_take_over_what_is_left_of_the_epoch(zygote,
         ({"model": "tiny-emoji-softmax"}, "--model is 'tiny-emoji-softmax' and the checkpoint's run had"),
         ({"opt": "timm/lion"}, "--opt is 'timm/lion' and the checkpoint's run had 'adamw'"),
         ({"seed": 5}, "--seed is 5, the checkpoint's run had 0"),
-        ({"unique_key": "concept"}, "--unique-key is 'concept', the checkpoint's run had ''"),
+        ({"unique_key": "concept", "shuffle_buffer": 5000}, "--unique-key is 'concept', the checkpoint's run had ''"),
         ({"resume": ""}, "holds a"),
     ],
 )

@@ -46,9 +46,22 @@ def test_augmentation_words_are_literals():
         (["--seed", "99999999999999999999"], "seed must be less than 2147483648"),
         (["--opt", "timm/nmuonn"], "did you mean 'timm/nmuon'"),
         (["--opt", "timm"], "--opt 'timm' is unknown"),
+        (["--opt", "timm/sgd", "--beta2", "0.98"], "--eps does nothing with --opt timm/sgd.*found 1e-07.*at 1e-06"),
+        (["--opt", "timm/sgd", "--eps", "1e-6"], "--beta2 does nothing with --opt timm/sgd.*found 0.95.*at 0.98"),
+        (["--opt", "timm/adan", "--beta1", "0.8", "--beta2", "0.98"], "--beta1 does nothing with --opt timm/adan"),
+        (["--opt", "timm/adafactor"], "--beta2 does nothing with --opt timm/adafactor"),
         (["--model", "coca_ViT-B-32"], "is a CoCa model"),
         (["--distill-model", "tiny-emoji-softmax"], "--distill-model and --distill-pretrained go together"),
         (["--cooldown", "5"], "const-cooldown and --cooldown STEPS go together, found cosine and 5"),
+        (["--lr-cooldown-end", "1e-5"], "--lr-cooldown-end does nothing without --lr-scheduler const-cooldown"),
+        (["--lr-cooldown-power", "2"], "--lr-cooldown-power does nothing without --lr-scheduler const-cooldown"),
+        (
+            ["--shuffle-buffer", "9"],
+            "--shuffle-buffer does nothing with --unique-key.*found 9; leave it out",
+        ),
+        (["--wandb-project-name", "mine"], "--wandb-project-name does nothing without --report-to wandb"),
+        (["--zeroshot-frequency", "2"], "--zeroshot-frequency does nothing without --imagenet-val or --val-data"),
+        (["--save-every-minutes", "0"], "are both 0: a killed run would have no checkpoint"),
         (["--siglip", "--local-loss"], "--siglip has neither"),
         (["--lock-image-unlocked-groups", "2"], "does nothing without --lock-image"),
         (["--val-data", "x", "--zeroshot-frequency", "0"], "leaves out the evaluation"),
@@ -114,6 +127,15 @@ def test_no_option_is_a_beginning_of_one_of_torchruns():
     ours = {word for action in command_line.parser()._actions for word in action.option_strings if word[:2] == "--"}
     clashing = {ours_: [word for word in own if word.startswith(ours_)] for ours_ in ours - {"--help"}}
     assert not {word: many for word, many in clashing.items() if many}
+
+
+def test_what_something_hears_or_nothing_is_asked_of_is_accepted():
+    cooldown = ("--lr-scheduler", "const-cooldown", "--cooldown", 9, "--lr-cooldown-power", 2)
+    resolve(
+        "--config", RECIPE, *cooldown, "--zeroshot-frequency", 0, "--save-every-minutes", 0, "--save-every-steps", 5
+    )
+    resolve("--config", RECIPE, "--unique-key", "", "--shuffle-buffer", 9, "--opt", "timm/lion", "--eps", "1e-6")
+    resolve("--config", RECIPE, "--opt", "timm/sgd", "--beta2", 0.98, "--eps", "1e-6")
 
 
 def test_a_length_on_the_command_line_takes_the_place_of_the_recipes():
