@@ -8,12 +8,12 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from evaluate.commands import attention, compare, dispersion, report, retrieval, scaling, zero_shot
+from evaluate.commands import attention, compare, dispersion, probe, report, retrieval, scaling, zero_shot
 from evaluate.commands.options import add_model_configs
 from evaluate.errors import RefusedError
 
 COMMANDS = {
-    command.NAME: command for command in (zero_shot, compare, retrieval, report, scaling, dispersion, attention)
+    command.NAME: command for command in (zero_shot, compare, retrieval, probe, report, scaling, dispersion, attention)
 }
 
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from evaluate.data.pairs import Pair
-from evaluate.encode import BadImage, Preprocess, picture_rows
+from evaluate.encode import MOST_BAD, BadImage, Preprocess, picture_rows
 from evaluate.errors import RefusedError
 from evaluate.metrics import wilson_interval
 from evaluate.ranks import shared_batches
@@ -47,6 +47,7 @@ def evaluate_pairs(
     batch_size: int,
     device: torch.device,
     threads: int,
+    most_bad: float = MOST_BAD,
     advance: Callable[[int], object] = lambda count: None,
 ) -> tuple[dict[str, float], list[BadImage]]:
     """Encode all pairs and score them; a pair whose picture cannot be read is left out, counted and named.
@@ -57,6 +58,7 @@ def evaluate_pairs(
         model: an OpenCLIP model with `encode_image`, `encode_text`, `logit_scale` and perhaps `logit_bias`.
         sigmoid: whether the loss is SigLIP's rather than CLIP's.
         threads: how many decode pictures.
+        most_bad: share of unreadable pictures above which there is no result.
         advance: told how many pictures were encoded by this rank.
 
     Returns:
@@ -73,6 +75,7 @@ def evaluate_pairs(
         lambda _, pixels_BCHW: model.encode_image(pixels_BCHW.to(device), normalize=True),  # type: ignore[operator]
         batch_size=batch_size,
         threads=threads,
+        most_bad=most_bad,
         advance=advance,
     )
     if bad:

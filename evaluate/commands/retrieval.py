@@ -4,10 +4,14 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from evaluate.commands.options import MOST_THREADS, checkpoint_arguments, common_arguments, pick_device
+from evaluate.commands.options import checkpoint_arguments, common_arguments, own_device, own_threads, share, shown
 from evaluate.errors import RefusedError
+
+if TYPE_CHECKING:
+    from evaluate.data.pairs import Pair
+    from evaluate.models import LoadedModel
 
 NAME = "retrieval"
 HELP = "recall@1, 5 and 10 and the contrastive loss on held-out pairs"
@@ -30,37 +34,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output", type=Path, metavar="FILE.json", help="where the result goes as JSON")
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
+    parser.add_argument(
+        "--max-bad", type=share, default=0.01, metavar="SHARE", help="unreadable pictures that are let pass (0.01)"
+    )
     common_arguments(parser)
 
 
 def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
     """The retrieval subcommand: all refusals, then the evaluation, then the JSON or the table."""
-    import os
-
-    import torch
-
     from data_prep.atomic import write_text
-    from data_prep.errors import DataError
-    from data_prep.manifest import sha256_file
-    from evaluate.data.pairs import duplicates, list_sha256, manifest_file, read_pairs
-    from evaluate.encode import full_float32
     from evaluate.models import check_checkpoint, load_model, model_config
-    from evaluate.progress import progress
-    from evaluate.result import check_writable, command_line, model_facts, versions
-    from evaluate.retrieval import evaluate_pairs, intervals
+    from evaluate.ranks import from_first, is_first, joined, together
+    from evaluate.result import check_writable
 
-    if args.output:
-        check_writable(args.output)
-    device = pick_device(args.device)
-    model_config(args.model)
-    check_checkpoint(args.pretrained)
+    with joined():
+        device = together(lambda: own_device(args.device))
+        together(lambda: model_config(args.model))
+        together(lambda: check_checkpoint(args.pretrained))
+        if args.output:
+            from_first(lambda: check_writable(args.output))
+        pairs = from_first(lambda: pairs_of(args.data))
+        loaded = together(lambda: load_model(args.model, args.pretrained, device=device))
+        result = measure(args, loaded, pairs, device, argv)
+        if is_first():
+            as_json = json.dumps(result, indent=2, ensure_ascii=False)
+            if args.output:
+                write_text(args.output, as_json + "\n")
+            print(as_json if args.json else table(result))
+
+
+def pairs_of(data: str) -> "list[Pair]":
+    """The pairs. Raises RefusedError for what is wrong with them."""
+    from data_prep.errors import DataError
+    from evaluate.data.pairs import read_pairs
+
     try:
-        pairs = read_pairs(args.data)
+        return read_pairs(data)
     except DataError as error:
         raise RefusedError(f"--data: {error}.") from error
-    loaded = load_model(args.model, args.pretrained, device=device)
+
+
+def measure(
+    args: argparse.Namespace, loaded: "LoadedModel", pairs: "list[Pair]", device: str, argv: Sequence[str]
+) -> dict[str, Any]:
+    """The whole result as JSON values, the same on every rank."""
+    import torch
+
+    from data_prep.manifest import sha256_file
+    from evaluate.data.pairs import duplicates, list_sha256, manifest_file
+    from evaluate.encode import full_float32
+    from evaluate.result import command_line, model_facts, versions
+    from evaluate.retrieval import evaluate_pairs, intervals
+
     sigmoid = getattr(loaded.model, "logit_bias", None) is not None  # only SigLIP's loss trains a bias
-    with full_float32(loaded.model), progress(len(pairs), NAME) as advance:
+    with full_float32(loaded.model), shown(len(pairs), NAME, "image") as advance:
         figures, bad = evaluate_pairs(
             loaded.model,
             loaded.tokenizer,
@@ -69,11 +96,12 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
             sigmoid=sigmoid,
             batch_size=args.batch_size,
             device=torch.device(device),
-            threads=min(os.cpu_count() or 1, MOST_THREADS),
+            threads=own_threads(),
+            most_bad=args.max_bad,
             advance=advance,
         )
     manifest = manifest_file(Path(args.data))
-    facts = {
+    return {
         **model_facts(loaded),
         "data": args.data,
         "manifest_sha256": sha256_file(manifest) if manifest.is_file() else None,
@@ -84,14 +112,13 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
         "precision": "fp32",
         "batch_size": args.batch_size,
         "device": device,
+        "duplicate_captions": duplicates(pairs),
+        "bad_images": [vars(b) for b in bad],
+        "results": figures,
+        "intervals": intervals(figures),
+        "versions": versions(),
+        "command": command_line(argv),
     }
-    found = {"bad_images": [vars(b) for b in bad], "results": figures, "intervals": intervals(figures)}
-    said = {"duplicate_captions": duplicates(pairs)}
-    result = facts | said | found | {"versions": versions(), "command": command_line(argv)}
-    as_json = json.dumps(result, indent=2, ensure_ascii=False)
-    if args.output:
-        write_text(args.output, as_json + "\n")
-    print(as_json if args.json else table(result))
 
 
 def table(result: Mapping[str, Any]) -> str:

@@ -1,6 +1,9 @@
 """Recall and loss against OpenCLIP's own and plain float64, ties and damage, and the command."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +16,7 @@ from hypothesis import strategies as st
 from open_clip.loss import ClipLoss, SigLipLoss
 from open_clip_train.train import get_clip_metrics
 
-from evaluate import encode, ranks, retrieval
+from evaluate import ranks, retrieval
 from evaluate.__main__ import main
 from evaluate.data.pairs import read_pairs
 from evaluate.encode import full_float32
@@ -22,7 +25,7 @@ from evaluate.metrics import wilson_interval
 from evaluate.models import LoadedModel, load_model
 from evaluate.retrieval import evaluate_pairs, figures_of, search
 
-from .conftest import class_entry, png, write_set
+from .conftest import NANO_CONFIG, ROOT, class_entry, png, write_set
 from .test_ranks import OneOfMany
 
 CPU = torch.device("cpu")
@@ -45,11 +48,11 @@ def in_blocks(queries: int, items: int) -> Iterator[None]:
         yield
 
 
-def measured(loaded: LoadedModel, folder: Path, batch_size: int = 7):
+def measured(loaded: LoadedModel, folder: Path, most_bad: float = 0.01):
     with full_float32(loaded.model):
         return evaluate_pairs(
             loaded.model, loaded.tokenizer, loaded.preprocess, read_pairs(folder),
-            sigmoid=False, batch_size=batch_size, device=CPU, threads=2,
+            sigmoid=False, batch_size=7, device=CPU, threads=2, most_bad=most_bad,
         )  # fmt: skip
 
 
@@ -150,16 +153,13 @@ def test_the_whole_way_equals_a_plain_one(loaded: LoadedModel, emoji_root: Path)
     assert figures["loss"] == pytest.approx(ClipLoss()(images, texts, scale).item(), rel=1e-5)
 
 
-def test_unreadable_pictures_are_left_out_named_and_not_too_many(
-    loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_pictures_are_left_out_named_and_not_too_many(loaded: LoadedModel, tmp_path: Path) -> None:
     classes = [class_entry(i) for i in range(9)]
     write_set(tmp_path / "whole", [c for i, c in enumerate(classes) if i != 4], image=lambda i: png(i + (i >= 4)))
     write_set(tmp_path / "damaged", classes, image=lambda i: png(i)[:60] if i == 4 else png(i))
     with pytest.raises(RefusedError, match=r"1 of 9 pictures cannot be read, more than .*00000\.tar: drawn-by-one"):
         measured(loaded, tmp_path / "damaged")
-    monkeypatch.setattr(encode, "MOST_BAD", 0.2)
-    figures, bad = measured(loaded, tmp_path / "damaged")
+    figures, bad = measured(loaded, tmp_path / "damaged", most_bad=0.2)
     assert [b.key for b in bad] == [f"drawn-by-one-{classes[4]['concept']}"]
     whole, _ = measured(loaded, tmp_path / "whole")
     assert figures.pop("bad_images") == 1
@@ -197,3 +197,24 @@ def test_the_command_prints_a_table_or_json(
 
     assert main([*arguments[:-4], "--data", str(emoji_root), "--device", "cpu"]) == 1
     assert "error: --data:" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_several_processes_write_what_one_writes(nano: tuple[str, Path], emoji_root: Path, tmp_path: Path) -> None:
+    """Uneven shares of 20 pictures in batches of 3; the model config is known to the others by --model-configs."""
+    data, configs = emoji_root / "heldout-vendor", nano[1].parent / "configs"
+    configs.mkdir(exist_ok=True)
+    (configs / "spread.json").write_text(json.dumps(NANO_CONFIG))
+    arguments = [
+        "retrieval", "--model", "spread", "--model-configs", configs, "--pretrained", nano[1], "--data", data,
+        "--device", "cpu", "--batch-size", "3", "--output",
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=3", "--standalone"]
+    for launcher, name in (([], "one"), (torchrun, "several")):
+        command = [sys.executable, *launcher, "-m", "evaluate", *arguments, tmp_path / name]
+        done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("image to text") == 1, "one process prints"
+    one, several = (json.loads((tmp_path / name).read_text()) for name in ("one", "several"))
+    assert several["results"] == one["results"]
