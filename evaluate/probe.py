@@ -153,11 +153,12 @@ def regression(c: float) -> Any:
 
 
 def fitted(model: Any, rows_ND: np.ndarray, labels_N: np.ndarray) -> Any:
-    """`model` after its fit; that it may stop at the last iteration is in the result, so there is no warning."""
+    """`model` after its fit, without warnings of what the result says: no convergence, few pictures a class."""
     from sklearn.exceptions import ConvergenceWarning
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.filterwarnings("ignore", "The number of unique classes is greater", UserWarning)
         return model.fit(rows_ND, labels_N)
 
 
@@ -169,7 +170,7 @@ def nearest_neighbours(train: Features, test: Features) -> dict[str, dict[str, A
     for k in NEIGHBOURS:
         if k <= len(train.labels):
             # Euclidean distance sorts features of unit length as cosine does, and has scikit-learn's fast form.
-            model = KNeighborsClassifier(k, algorithm="brute").fit(train.rows, train.labels)
+            model = fitted(KNeighborsClassifier(k, algorithm="brute"), train.rows, train.labels)
             found[f"k{k}"] = figures_of(model.predict(test.rows)[:, None], test.labels)
     return found
 

@@ -91,9 +91,12 @@ def read_parts(args: argparse.Namespace) -> "dict[str, Pictures]":
 
     dataset = get_dataset(args.dataset)
     _, folders = read_dataset(dataset, args.root, limit=args.limit, per_class=None, seed=args.seed)
-    _, (folder,) = read_dataset(
-        training_part(dataset), args.train_root, limit=args.limit, per_class=None, seed=args.seed
-    )
+    try:
+        _, (folder,) = read_dataset(
+            training_part(dataset), args.train_root, limit=args.limit, per_class=None, seed=args.seed
+        )
+    except RefusedError as error:
+        raise RefusedError(f"training pictures: {error}") from error
     test, training = folders[0].pictures, folder.pictures
     if training.classes != test.classes:
         raise RefusedError(

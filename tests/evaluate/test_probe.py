@@ -81,6 +81,11 @@ def test_neighbours_are_those_by_cosine() -> None:
     assert list(nearest_neighbours(few, test)) == ["k1", "k5"]
 
 
+@pytest.mark.filterwarnings("error")
+def test_one_picture_a_class_is_enough_for_neighbours() -> None:
+    assert nearest_neighbours(clusters(30, 1, 0, noise=0.1), clusters(30, 2, 1, noise=0.1))["k1"]["top1"] == 100
+
+
 def test_classes_without_training_pictures_are_wrong_and_no_error() -> None:
     train, test = clusters(6, 10, 0, noise=0.1), clusters(6, 4, 1, noise=0.1)
     seen = train.labels % 2 == 1
@@ -173,4 +178,6 @@ def test_training_pictures_are_the_train_split_of_clip_benchmarks_layout(
     (tmp_path / "train" / "nshards.txt").unlink()
     capsys.readouterr()
     assert main(words) == 1
-    assert "has test/nshards.txt and no train/nshards.txt" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "error: training pictures: " in said
+    assert "has test/nshards.txt and no train/nshards.txt" in said
