@@ -51,7 +51,7 @@ def test_the_commands_are_what_the_programs_take(checkout):
     recipe = resolve(training_parser().parse_args(["--config", "configs/training/quickstart.toml"]))
     varied = {"model", "train_data", "max_steps", "lr", "seed", "warmup", "output", "log_every_n_steps"}
     assert {k for k, v in vars(settings).items() if v != getattr(recipe, k)} <= varied
-    assert evaluate_parser().parse_args(run.evaluation(72)[2:]).image_size == 72
+    assert evaluate_parser().parse_args(run.evaluation(72)[2:]).image_size == [72]
 
 
 def test_a_run_that_is_there_is_not_repeated_and_another_s_is_refused(checkout):
