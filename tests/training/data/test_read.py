@@ -1,14 +1,17 @@
 import builtins
 import dataclasses
 import io
+import multiprocessing
 import tarfile
 from contextlib import closing
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from data_prep.errors import DataError
+from data_prep.shards import ShardWriter
 from training.data import read
 from training.data.order import Deal, Mixture
 from training.data.read import Bad, Held, _read, follow, read_shard
@@ -249,6 +252,30 @@ def test_a_held_set_knows_its_values_and_its_bad_samples(tmp_path, make_set):
     (folder / "00001.tar").write_bytes(b"")
     assert [bad.shard for bad in Held(shards, "concept").bad] == ["00001.tar"] * 2
     assert {bad.reason for bad in Held(shards[:1], "colour").bad} == {"no JSON field 'colour'"}
+
+
+def test_a_forked_process_shares_a_held_set(tmp_path):
+    """It would copy 16 MB, had each sample a reference count beside its bytes."""
+    with ShardWriter(tmp_path / "00000.tar") as writer:
+        for index in range(4000):
+            writer.write(str(index), {"jpg": bytes(4000), "json": b'{"concept": %d}' % index})
+    held = Held([Shard("00000.tar", "file", str(tmp_path / "00000.tar"), 4000)], "concept")
+
+    def own_megabytes():
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("Private_Dirty:"))) / 1000
+
+    def look(result):
+        before = own_megabytes()
+        assert all(len(held.sample((0, index))["jpg"]) == 4000 for index in range(4000))
+        result.send(own_megabytes() - before)
+
+    context = multiprocessing.get_context("fork")
+    result, end = context.Pipe(duplex=False)
+    process = context.Process(target=look, args=(end,))
+    process.start()
+    assert result.recv() < 4
+    process.join()
 
 
 @pytest.mark.parametrize("known", [True, False])
