@@ -13,6 +13,8 @@ import torchvision
 from PIL import ExifTags, Image
 from torch import Tensor
 
+from data_prep.shards import MOST_PIXELS
+
 
 class NoDecoderError(RuntimeError):
     """This torchvision cannot decode JPEG; the message says which it is."""
@@ -45,12 +47,13 @@ def check_decoder() -> None:
 def _is_plain(data: bytes) -> bool:
     """Whether torchvision shows this picture as `decode_image` would: an upright RGB or grey JPEG of sane size.
 
-    Pillow reads the header alone (20 µs), and refuses one of more pixels than it would decode: torchvision has no
-    such limit, and would fill the memory.
+    Pillow reads the header alone (20 µs). torchvision has no bound on the pixels, and would fill the memory.
     """
     try:
         with Image.open(io.BytesIO(data), formats=("JPEG",)) as header:
-            return header.mode in ("RGB", "L") and header.getexif().get(ExifTags.Base.Orientation, 1) == 1
+            if header.mode not in ("RGB", "L") or header.width * header.height > MOST_PIXELS:
+                return False
+            return header.getexif().get(ExifTags.Base.Orientation, 1) == 1
     except Exception:  # Pillow raises many kinds for damaged input; decode_image then says what it is
         return False
 

@@ -19,7 +19,7 @@ from typing import Any
 from training.data.batches import Place, Progress
 from training.data.order import Deal, Mixture
 from training.data.read import Bad
-from training.data.source import Source, fingerprint, recorded_counts
+from training.data.source import Source, contents, fingerprint, recorded_counts
 from training.data.used import Used
 from training.settings import Settings, SettingsError, option
 
@@ -120,6 +120,11 @@ class Position:
                 f"{now[:12]}), and the checkpoint's run had {record['shards']} with {record['samples']} "
                 f"({record['fingerprint'][:12]}): resume on the same data, or start a new run with --init-from"
             )
+        if record["contents"] != contents(self.sources):
+            self.notes.append(
+                "shards hold other bytes than when the checkpoint was written (their checksums in the manifest, or "
+                "their sizes, changed): which samples were used is known of the earlier ones, by their place"
+            )
         for name in ("seed", "unique_key"):
             if record[name] != getattr(self.settings, name):
                 raise SettingsError(
@@ -195,6 +200,7 @@ class Position:
                 bad.setdefault(shard, Counter()).update(reasons)
         return {
             "fingerprint": fingerprint(self.sources),
+            "contents": contents(self.sources),
             "shards": len(self.shards),
             "samples": self.mixture.samples,
             "counts": recorded_counts(self.sources),

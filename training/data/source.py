@@ -22,8 +22,8 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -44,13 +44,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Shard:
-    """One shard. `name` is what records and messages call it, `bytes` is 0 where unknown."""
+    """One shard. `name` is what records and messages call it; `bytes` 0 and `sha256` "" are not known."""
 
     name: str
     kind: Kind
     address: str
     samples: int = -1  # not yet known
     bytes: int = 0
+    sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,12 @@ def fingerprint(sources: Sequence[Source]) -> str:
     return hashlib.sha256(json.dumps(lines).encode()).hexdigest()
 
 
+def contents(sources: Sequence[Source]) -> str:
+    """64 hexadecimal digits that change with the bytes of a shard, as far as a manifest or its size tells."""
+    lines = [[shard.sha256 or shard.bytes for shard in source.shards] for source in sources]
+    return hashlib.sha256(json.dumps(lines).encode()).hexdigest()
+
+
 def recorded_counts(sources: Sequence[Source]) -> dict[str, int]:
     """Samples by address of the shards that had to be read to be counted."""
     return {shard.address: shard.samples for source in sources if source.counted for shard in source.shards}
@@ -140,7 +147,7 @@ def _open_source(word: str, factor: float, allow_pipe: bool, counts: Mapping[str
     if path.is_dir() or path.name == MANIFEST:
         parent = path if path.is_dir() else path.parent
         entries = read_manifest(parent)
-        shards = [Shard(e.shard, "file", str(parent / e.shard), e.samples, e.bytes) for e in entries]
+        shards = [Shard(e.shard, "file", str(parent / e.shard), e.samples, e.bytes, e.sha256) for e in entries]
         return Source(word, factor, tuple(shards))
     return _pattern(word, "file", factor, counts, folder)
 
@@ -155,7 +162,7 @@ def _remote_manifest(word: str) -> tuple[Shard, ...]:
         )
     is_http = base.startswith(("http://", "https://"))  # there # ? and % in a file's name would mean something else
     return tuple(
-        Shard(e.shard, "remote", f"{base}/{quote(e.shard) if is_http else e.shard}", e.samples, e.bytes)
+        Shard(e.shard, "remote", f"{base}/{quote(e.shard) if is_http else e.shard}", e.samples, e.bytes, e.sha256)
         for e in parse_manifest(text, f"{base}/{MANIFEST}")
     )
 
@@ -250,16 +257,26 @@ def _counted_as(shard: Shard) -> str:
 
 
 def _count(shard: Shard) -> int:
+    """The samples that can be read, in a shard that is damaged or cut those before; it is said then."""
+    count = 0
     try:
-        return sum(1 for _ in read_samples(shard.kind, shard.address))
+        for _ in read_samples(shard.kind, shard.address):
+            count += 1
     except Exception as error:  # see read_samples
-        raise DataError(f"{shard.address} cannot be read as a shard ({type(error).__name__}: {error})") from error
+        reason = f"{type(error).__name__}: {error}"
+        if not count:
+            raise DataError(f"{shard.address} cannot be read as a shard ({reason})") from error
+        tqdm.write(f"{shard.address} is damaged, and counts with the {count} samples before that ({reason})")
+    return count
 
 
 def _in_threads(function: Callable[[Shard], Result], shards: Sequence[Shard]) -> Iterator[Result]:
-    """`function` of each shard, in order; it waits for disks and networks, so several go at a time."""
-    with ThreadPoolExecutor(16) as pool:
-        yield from pool.map(function, shards)
+    """`function` of each shard, in order; it waits for disks and networks, so several go at a time.
+
+    Not by an executor: when a signal ends the process, that would wait for reads that may be stalled.
+    """
+    with ThreadPool(16) as pool:
+        yield from pool.imap(function, shards)
 
 
 def _read_json(kind: Kind, address: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import tarfile
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, Self
 
 import fsspec  # type: ignore[import-untyped]
 from webdataset.tariterators import group_by_keys
@@ -54,8 +54,6 @@ def open_stream(kind: Kind, address: str, waits: Sequence[float] = WAITS) -> Bin
 def read_samples(kind: Kind, address: str, waits: Sequence[float] = WAITS) -> Generator[Sample, None, None]:
     """The samples of one shard as webdataset groups them: `__key__`, and bytes by suffix in small letters.
 
-    A tar reader takes a damaged header for the end without a word: only a count finds what was lost.
-
     Raises:
         OSError, ValueError, EOFError, tarfile.TarError, zlib.error and others: the shard cannot be opened or read on.
     """
@@ -69,7 +67,7 @@ def _members(stream: BinaryIO) -> Iterator[dict[str, Any]]:
     Not webdataset's own iteration: it would give a sparse member the size that it claims, and unpack what is
     compressed, so that a file of kilobytes filled the memory.
     """
-    with tarfile.open(fileobj=stream, mode="r|") as tar:
+    with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as tar:
         for info in tar:
             tar.members = []  # type: ignore[attr-defined]  # it would remember every member
             if not info.isfile() or _META.match(info.name):
@@ -80,6 +78,20 @@ def _members(stream: BinaryIO) -> Iterator[dict[str, Any]]:
             yield {"fname": info.name, "data": file.read() if file else b"", "__url__": ""}
     while stream.read(BUFFER):  # to the end, where a command's failure shows
         pass
+
+
+class _Header(tarfile.TarInfo):
+    """A member's header. A damaged one, which a tar reader takes for the end without a word, is an error here.
+
+    Where nothing more stands, not even the closing zeros, only a count finds what was lost.
+    """
+
+    @classmethod
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(tarfile_)
+        except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:  # type: ignore[attr-defined]
+            raise tarfile.ReadError(f"at byte {tarfile_.offset}: {error}") from error
 
 
 class _Remote(io.RawIOBase):

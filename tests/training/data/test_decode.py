@@ -16,7 +16,8 @@ from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 
 from data_prep.errors import DataError
-from data_prep.shards import decode_image
+from data_prep.jpeg import decode_plain_jpeg
+from data_prep.shards import MOST_PIXELS, decode_image
 from training.data.decode import Decode, Normalise
 from training.settings import Settings, SettingsError
 
@@ -250,3 +251,13 @@ def test_normalise_leaves_floats_and_holds_nothing_to_save():
     assert module(images) is images
     assert not module.state_dict()
     assert all(buffer.device.type == "meta" for buffer in module.to("meta").buffers())
+
+
+def test_a_picture_of_too_many_pixels_is_refused_by_both_decoders():
+    """Pillow's own limit is higher than that of decode_image."""
+    buffer = io.BytesIO()
+    Image.new("L", (9000, 9000)).save(buffer, "JPEG")
+    assert 9000 * 9000 > MOST_PIXELS
+    assert decode_plain_jpeg(buffer.getvalue()) is None
+    with pytest.raises(DataError, match="9000 x 9000 pixels are more than"):
+        decode_image(buffer.getvalue())

@@ -152,3 +152,14 @@ def test_random_players_do_run_ahead_of_each_other():
     _, record = play(sources_of(5, 5), 2, 3, 60, rng=random.Random(1))
     epochs = [place["epoch"] for place in record["readers"]]
     assert max(epochs) - min(epochs) > 1
+
+
+def test_shards_of_other_bytes_are_told_and_the_same_go_on_without_a_word():
+    def sources(sha256):
+        return [Source("set", 1.0, (Shard("0.tar", "file", "", 20, 7, sha256), Shard("1.tar", "file", "", 10, 7)))]
+
+    _, record = play(sources("a" * 64), 1, 0, 2)
+    settings = Settings(workers=0, shuffle_buffer=5)
+    assert Position(settings, sources("a" * 64), 0, 1, record).notes == []
+    (note,) = Position(settings, sources("b" * 64), 0, 1, record).notes
+    assert "shards hold other bytes than when the checkpoint was written" in note

@@ -85,7 +85,7 @@ def damaged(content, how):
         ("cut between members", 4, "ends early"),
         ("cut inside a member", 3, "cannot be read: ReadError"),
         ("zeroed to the end", 4, "ends early"),
-        ("header overwritten", 4, "ends early"),
+        ("header overwritten", 3, "cannot be read: ReadError"),
     ],
 )
 def test_what_a_damaged_shard_lacks_comes_out_as_bad(tmp_path, make_set, how, whole, reason):

@@ -83,6 +83,18 @@ def test_counts_are_kept_in_the_runs_folder_and_what_changed_is_counted_again(tm
     assert sorted(read) == ["00001.tar", "00002.tar"]
 
 
+def test_a_damaged_shard_counts_with_what_can_be_read_and_is_named(tmp_path, make_set, capsys):
+    folder = make_set(tmp_path, [6, 2], manifest=False)
+    content = bytearray((folder / "00000.tar").read_bytes())
+    at = 4 * 3 * 1024  # the header of sample 4's first member
+    content[at : at + 512] = b"\xff" * 512
+    (folder / "00000.tar").write_bytes(content)
+    assert counts(open_sources(f"{folder}/{{00000..00001}}.tar")) == [[3, 2]]
+    assert (
+        "00000.tar is damaged, and counts with the 3 samples before that (ReadError: at byte" in capsys.readouterr().out
+    )
+
+
 def test_what_was_counted_before_an_error_is_kept(tmp_path, make_set, monkeypatch):
     folder = make_set(tmp_path / "set", [3, 2], manifest=False)
     whole = (folder / "00001.tar").read_bytes()
