@@ -7,8 +7,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 import pytest
 import torch
+from hypothesis import settings
 
 import open_clip_linear  # noqa: F401
+
+settings.register_profile("no-deadline", deadline=None)  # time is never asserted, and a busy machine is slow
+settings.load_profile("no-deadline")
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,7 @@ import hashlib
 import json
 import math
 import os
+import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -264,7 +265,7 @@ def _count(shard: Shard) -> int:
             count += 1
     except Exception as error:  # see read_samples
         reason = f"{type(error).__name__}: {error}"
-        if not count:
+        if not count or not isinstance(error, tarfile.TarError):  # a lost connection is no damage
             raise DataError(f"{shard.address} cannot be read as a shard ({reason})") from error
         tqdm.write(f"{shard.address} is damaged, and counts with the {count} samples before that ({reason})")
     return count
