@@ -130,7 +130,7 @@ def patterns(draw, depth=3):
 
 
 @given(patterns())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_pattern_is_the_sum_of_its_terms(pattern):
     text, layers = pattern
     parsed = parse_pattern(text)

@@ -95,7 +95,7 @@ def test_bf16_error_is_that_of_the_format(spec):
 
 
 @given(st.sampled_from(list(FORMS)), st.sampled_from([9, 77, 150]), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_kind_leaks_a_later_token(spec, N, data):
     """Bit for bit: whatever comes after row i changes nothing up to it."""
     fast, _ = FORMS[spec]
@@ -141,7 +141,7 @@ def test_a_short_text_is_the_beginning_of_a_long_one(spec):
 
 
 @given(st.integers(1, 40), st.integers(1, 12))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_causal_products_are_the_same_in_chunks_of_any_length(N, chunk):
     q, k, v = (t.detach() for t in inputs((1, 2, N, 5)))
     whole = sums.product_seen(q, k, v, causal=True)

@@ -41,7 +41,7 @@ def test_gradcheck(local):
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 8))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_patch_sees_its_window_and_only_the_mean_of_the_rest(rows, columns, window):
     """Moving a key outside a row's window changes nothing for that row."""
     fast, _, tokens = pair((rows, columns), window, "softmax")

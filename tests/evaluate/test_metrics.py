@@ -18,7 +18,7 @@ def scored(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(rows, dtype=torch.float32) * 0.37 - 1.1, torch.tensor(labels)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(scored(), st.integers(1, 7))
 def test_top_k_equals_a_full_sort(case: tuple[torch.Tensor, torch.Tensor], k: int) -> None:
     logits, labels = case
@@ -29,7 +29,7 @@ def test_top_k_equals_a_full_sort(case: tuple[torch.Tensor, torch.Tensor], k: in
     assert metrics.hits(guesses, labels, k).tolist() == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=30))
 def test_mean_per_class_equals_a_loop_over_classes(rows: list[tuple[int, bool]]) -> None:
     labels, right = torch.tensor([r[0] for r in rows]), torch.tensor([r[1] for r in rows])

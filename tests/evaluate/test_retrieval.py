@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from open_clip.loss import ClipLoss, SigLipLoss
 from open_clip_train.train import get_clip_metrics
@@ -56,7 +56,6 @@ def measured(loaded: LoadedModel, folder: Path, most_bad: float = 0.01):
         )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(
     count=st.integers(2, 40),
     width=st.integers(2, 12),
@@ -85,7 +84,6 @@ def clip_benchmarks_recall(scores: torch.Tensor, positive: torch.Tensor, k: int)
     return 100 * (found > 0).float().mean().item()
 
 
-@settings(deadline=None)
 @given(captions=st.lists(st.integers(1, 6), min_size=10, max_size=40), seed=st.integers(0, 99))
 def test_recall_of_several_captions_equals_clip_benchmarks(captions: list[int], seed: int) -> None:
     owners = torch.tensor([picture for picture, count in enumerate(captions) for _ in range(count)])
@@ -100,7 +98,6 @@ def test_recall_of_several_captions_equals_clip_benchmarks(captions: list[int], 
     assert ("loss" in ours) == (set(captions) == {1})
 
 
-@settings(deadline=None)
 @given(captions=st.lists(st.integers(1, 4), min_size=2, max_size=30), seed=st.integers(0, 99))
 def test_ties_rank_as_a_stable_sort_does(captions: list[int], seed: int) -> None:
     """Small whole numbers, so that scores are exact and many are equal."""

@@ -162,7 +162,7 @@ def test_a_bad_sample_has_a_reason_that_can_be_counted(sample, reason, decode):
         decoder(decode)(sample)
 
 
-@hypothesis_settings(max_examples=150, deadline=None, derandomize=True)
+@hypothesis_settings(max_examples=150)
 @given(st.sampled_from(["420", "progressive", "grey", "CMYK", "turned 6", "PNG", "WebP"]), st.data())
 def test_damage_gives_a_picture_or_a_reason(kind, data):
     """And the same from both decoders as to which: what is no picture for one is none for the other."""
