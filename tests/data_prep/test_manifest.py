@@ -31,7 +31,7 @@ file_names = st.text(st.characters(codec="utf-8", exclude_characters="/\\", min_
 file_names = file_names.filter(lambda name: name not in (".", "..", MANIFEST) and len(name.encode()) < 200)
 
 
-@settings(max_examples=30, deadline=None)  # each example waits for the disk
+@settings(max_examples=30)  # each example waits for the disk
 @given(st.dictionaries(file_names, st.tuples(st.binary(max_size=9), st.integers(0, 10**12)), min_size=1, max_size=5))
 def test_round_trip(tmp_path_factory: pytest.TempPathFactory, shards: dict[str, tuple[bytes, int]]) -> None:
     folder = tmp_path_factory.mktemp("set")

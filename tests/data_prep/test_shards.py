@@ -33,7 +33,7 @@ def plain_tar(path: Path, members: Sequence[tuple[str, bytes]]) -> Path:
     return path
 
 
-@settings(max_examples=30, deadline=None)  # each example waits for the disk
+@settings(max_examples=30)  # each example waits for the disk
 @given(samples)
 def test_round_trip(tmp_path_factory: pytest.TempPathFactory, content: dict[str, dict[str, bytes]]) -> None:
     folder = tmp_path_factory.mktemp("set")
