@@ -1,11 +1,15 @@
-"""Evaluation of CLIP models, run as ``python -m evaluate`` from a checkout.
+"""Evaluation of CLIP models, run as ``python -m evaluate`` from a checkout; docs/evaluation.md is its page.
 
-Read in this order: ``data/sets.py`` (what is measured), ``data/emoji.py`` (reading it), ``models.py`` (the model under
-test), ``zero_shot.py`` (the protocol), ``metrics.py`` (the figures), ``result.py`` (the JSON), then ``report.py`` and
-the files it uses: ``runs.py``, ``gallery.py``, ``charts.py``, ``page.py``. Scaling laws over runs stand apart:
-``scaling.py``. Shared by the ranks of a run:
-``ranks.py``, ``encode.py``, ``imagenet.py``, ``data/pairs.py``, ``retrieval.py``.
+``commands/`` holds a file a subcommand: its options, then its steps in order. What they are made of:
 
-The package may be imported by ``training`` for in-loop evaluation; it imports ``open_clip_linear`` and ``data_prep``
-and never ``training``.
+what is measured on   ``data/``: ``sets.py`` (the entries), ``read.py`` and the readers it chooses from
+the model under test  ``models.py``
+the towers            ``encode.py`` and ``decode.py`` (pictures), ``texts.py`` (prompts), ``ranks.py`` (the processes)
+zero-shot             ``classifier.py``, ``classifier_cache.py``, ``zero_shot.py``, ``metrics.py``, ``result.py``,
+                      ``predictions.py``, ``compare.py``
+retrieval, probes     ``retrieval.py``, ``probe.py``
+attention itself      ``looking/``
+over several runs     ``scaling.py`` with ``power_law.py``; ``report.py`` with ``found.py``, ``sections/``, ``page.py``
+
+``training`` imports it for evaluation inside a run; it never imports ``training``.
 """

@@ -7,7 +7,6 @@ An entry says nothing about a model; ``read.py`` finds the reader for it and ``z
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from open_clip import OPENAI_IMAGENET_TEMPLATES, SIMPLE_IMAGENET_TEMPLATES
 
@@ -41,7 +40,7 @@ class Dataset:
     """A named data set: its prompts, its classes and its sets, in the order they are shown."""
 
     name: str
-    templates: Any  # dict[str, Templates]: "full" is the default, "simple" and "photo" are for a quick look
+    templates: dict[str, Templates]  # "full" is the default, "simple" and "photo" are for a quick look
     sets: tuple[EvalSet, ...]  # the first is the one whose figures stand for the data set
     classes: str  # the class list's name: timm's, or the file that brings it
     subset: str = ""  # which of its classes take part: "a", "r" or "o" of the thousand
@@ -54,13 +53,6 @@ class Dataset:
     def folders(self) -> tuple[str, ...]:
         """The folders under the root, each once."""
         return tuple(dict.fromkeys(s.folder for s in self.sets))
-
-
-class _Prompts(dict[str, Templates]):
-    """Stands in for one Templates where a caller does not choose by name yet."""
-
-    name = property(lambda self: self["full"].name)
-    texts = property(lambda self: self["full"].texts)
 
 
 def _texts(templates: Sequence[Callable[[str], str]]) -> tuple[str, ...]:
@@ -79,7 +71,7 @@ IMAGENET_TEMPLATES = {
 
 EMOJI = Dataset(
     name="emoji",
-    templates=_Prompts(full=PLAIN_NAME),
+    templates={"full": PLAIN_NAME},
     classes="classes.json",
     sets=(
         EvalSet(
