@@ -27,7 +27,7 @@ def run(monkeypatch: pytest.MonkeyPatch, outcome: Any, *words: str) -> int:
             raise outcome
         return outcome
 
-    monkeypatch.setattr(cli, "build", build)
+    monkeypatch.setattr("data_prep.emoji.build.build", build)
     return cli.main(["emoji", "--output", "out", *words])
 
 
