@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data_prep.progress import progress
 from data_prep.shards import decode_image
 from evaluate.classifier import class_weights
 from evaluate.commands.options import MOST_THREADS
@@ -22,7 +23,6 @@ from evaluate.data.sets import get_dataset
 from evaluate.encode import full_float32, picture_rows
 from evaluate.errors import RefusedError
 from evaluate.models import load_model
-from evaluate.progress import progress
 from evaluate.runs import Run
 from open_clip_linear import add_model_configs
 

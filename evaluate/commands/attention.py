@@ -33,11 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
     """The attention subcommand: all refusals, then picture by picture."""
+    from data_prep.progress import progress
     from evaluate import result
     from evaluate.looking.attention import write_attention
     from evaluate.looking.pictures import find_pictures
     from evaluate.models import check_checkpoint, load_model, model_config
-    from evaluate.progress import progress
 
     result.check_writable(args.output / "attention.json")
     device = pick_device(args.device)

@@ -40,11 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
     """The dispersion subcommand: all refusals, then the checkpoint's features, then the measure."""
+    from data_prep.progress import progress
     from evaluate import result
     from evaluate.looking import dispersion
     from evaluate.looking.pictures import find_pictures, pixel_batches
     from evaluate.models import check_checkpoint, load_model, model_config
-    from evaluate.progress import progress
 
     result.check_writable(args.output / "dispersion.json")
     sources, checkpoint = [dispersion.drawn(compact=True), dispersion.drawn(compact=False)], None

@@ -81,7 +81,7 @@ def own_threads() -> int:
 
 def shown(total: int, label: str, unit: str) -> AbstractContextManager[Callable[[int], object]]:
     """Progress of what the ranks share, shown by the first."""
-    from evaluate.progress import progress
+    from data_prep.progress import progress
     from evaluate.ranks import is_first, rank_and_size
 
     return progress(total, label, unit, rank_and_size()[1]) if is_first() else nullcontext(lambda count: None)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from evaluate import progress as module
-from evaluate.progress import progress
+from data_prep import progress as module
+from data_prep.progress import progress
 
 
 def test_lines_are_few_and_the_last_says_all(capsys: pytest.CaptureFixture[str]) -> None:
