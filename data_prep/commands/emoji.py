@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.commands.summary import headline, left_out
-from data_prep.emoji.render import default_workers
 from data_prep.emoji.settings import Catalogue, Settings
 from data_prep.errors import DataError, UsageError
+from data_prep.pool import default_workers
 
 NAME = "emoji"
 HELP = "build the embedded real set: emoji artwork with Unicode names"

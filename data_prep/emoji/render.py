@@ -5,10 +5,6 @@ fonts are left out and the same artwork gives the same pixels everywhere.
 """
 
 import io
-import multiprocessing
-import os
-import signal
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -17,6 +13,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from data_prep.errors import DataError
+from data_prep.pool import new_pool
 from data_prep.shards import decode_image
 
 _CHUNK = 32
@@ -46,8 +43,7 @@ class Renderer:
     def __init__(self, workers: int) -> None:
         self._pool: ProcessPoolExecutor | None = None
         if workers > 1:
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent)
+            self._pool = new_pool(workers)
 
     def map(self, jobs: Sequence[Job]) -> Iterator[Picture]:
         """The pictures in the order of the jobs.
@@ -69,11 +65,6 @@ class Renderer:
     def __exit__(self, *error: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
-
-
-def default_workers() -> int:
-    """One process for each core this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def render(job: Job) -> Picture:
@@ -109,19 +100,3 @@ def fit(image: Image.Image, size: int) -> Image.Image:
     square = Image.new("RGB", (size, size), "white")
     square.paste(image.resize((width, height), Image.Resampling.LANCZOS), ((size - width) // 2, (size - height) // 2))
     return square
-
-
-def _end_with_parent() -> None:
-    """End this worker when the build is killed; it would wait for work for ever otherwise.
-
-    A keyboard interrupt reaches the whole process group: the build answers it, and ends the workers.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-
-    def wait() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
