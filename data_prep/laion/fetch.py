@@ -1,0 +1,129 @@
+"""img2dataset with a fetch and a decoder that trust nobody; started by download.py in img2dataset's environment.
+
+    python -m data_prep.laion.fetch '{"download": {"url_list": …}, "limits": {"max_bytes": …}}'
+
+img2dataset builds its `Downloader` and `Resizer` by name in `img2dataset.main`; ours stand there in their place. They
+are sent to the workers (of multiprocessing, Spark or Ray) by pickle, which imports this module there, so that the
+limits hold in every worker.
+
+- A failure's message is one of few words (http.py), and only what may pass with time is tried again at once.
+- Pictures with an EXIF rotation are stored upright and 16-bit ones with their content: img2dataset alone stores the
+  first turned over, without the tag that says so, and the second white.
+"""
+
+import functools
+import io
+import json
+import os
+import sys
+from typing import Any
+
+# Before OpenCV is loaded. 40 million pixels is more than all but a few cameras give; the worst such picture (RGBA)
+# takes 3 GB for a moment where img2dataset lays it on white.
+MOST_PIXELS = 40_000_000
+os.environ["OPENCV_IO_MAX_IMAGE_PIXELS"] = str(MOST_PIXELS)
+os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # it would ask the network for a newer version of itself
+
+import cv2  # noqa: E402
+import exifread  # noqa: E402
+import img2dataset.downloader  # noqa: E402
+import img2dataset.main  # noqa: E402
+import numpy as np  # noqa: E402
+from img2dataset.downloader import Downloader  # noqa: E402
+from img2dataset.resizer import Resizer  # noqa: E402
+
+from data_prep.laion.http import FetchError, Limits, fetch  # noqa: E402
+from data_prep.laion.reasons import transient  # noqa: E402
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_BIT_DEPTH = 24  # where a PNG's header says it
+_JPEG = b"\xff\xd8"
+_RESIZE_REASONS = ("image too small", "image area too large", "aspect ratio too large")
+_limits = Limits()
+
+
+class GuardedDownloader(Downloader):
+    """img2dataset's downloader, whose shards are fetched within `limits`."""
+
+    def __init__(self, limits: Limits, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.limits = limits
+
+    def download_shard(self, row: Any) -> None:
+        global _limits
+        _limits = self.limits
+        img2dataset.downloader.download_image_with_retry = _download
+        super().download_shard(row)
+
+
+class GuardedResizer(Resizer):
+    """img2dataset's resizer, given pictures upright and of 8 bits; a failure's reason is one of few words."""
+
+    def __call__(self, img_stream: io.BytesIO, blurring_bbox_list: Any = None) -> tuple[Any, ...]:
+        try:
+            stream = io.BytesIO(_plain(img_stream.getvalue()))
+        except Exception:  # OpenCV raises for damage and for more than MOST_PIXELS
+            return None, None, None, None, None, "not decodable"
+        *picture, error = super().__call__(stream, blurring_bbox_list)
+        if error is not None and error not in _RESIZE_REASONS:
+            error = "too many pixels" if "MAX_IMAGE_PIXELS" in error else "not decodable"
+        return *picture, error
+
+
+def _download(
+    row: tuple[int, str], timeout: float, retries: int, user_agent_token: str, disallowed_header_directives: Any
+) -> tuple[int, io.BytesIO | None, str | None]:
+    """Takes the place of img2dataset's `download_image_with_retry`; returns (place, picture, why there is none)."""
+    place, url = row
+    reason = ""
+    for _ in range(retries + 1):
+        try:
+            return place, io.BytesIO(fetch(url, _limits, timeout, user_agent_token)), None
+        except FetchError as error:
+            reason = str(error)
+        if not transient(reason):
+            break
+    return place, None, reason
+
+
+def _plain(data: bytes) -> bytes:
+    """The picture as img2dataset can take it: a 16-bit PNG or a turned JPEG becomes an upright 8-bit PNG."""
+    if data.startswith(_PNG) and data[_BIT_DEPTH : _BIT_DEPTH + 1] == b"\x10":
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+        if pixels.dtype == np.uint16:
+            pixels = (pixels.astype(np.uint32) + 128) // 257
+        return _png(pixels.astype(np.uint8))
+    if data.startswith(_JPEG) and _turned(data):
+        return _png(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR))  # which OpenCV turns upright
+    return data
+
+
+def _turned(data: bytes) -> bool:
+    """Whether EXIF says that the picture is not to be shown as it is stored."""
+    if b"Exif\0\0" not in data[:1024]:
+        return False
+    try:
+        tag = exifread.process_file(io.BytesIO(data), details=False, stop_tag="Image Orientation")
+        return tag["Image Orientation"].values[0] in range(2, 9)
+    except Exception:  # damaged EXIF says nothing, as for every program that shows pictures
+        return False
+
+
+def _png(pixels: Any) -> bytes:
+    data: bytes = cv2.imencode(".png", pixels, [cv2.IMWRITE_PNG_COMPRESSION, 1])[1].tobytes()
+    return data
+
+
+def main(text: str) -> None:
+    """Download one part; `text` is JSON with img2dataset's settings and ours."""
+    order = json.loads(text)
+    img2dataset.main.Downloader = functools.partial(GuardedDownloader, Limits(**order["limits"]))
+    img2dataset.main.Resizer = GuardedResizer
+    img2dataset.main.download(**order["download"])
+
+
+if __name__ == "__main__":
+    # By its own name, so that pickle finds the classes there and not in `__main__`.
+    from data_prep.laion import fetch as module
+
+    module.main(sys.argv[1])

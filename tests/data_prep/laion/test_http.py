@@ -1,0 +1,98 @@
+"""The fetch against a server that misbehaves: each picture, or the one word that says why there is none."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+from server import OPT_OUTS, MisbehavingServer, jpeg
+
+from data_prep.laion import http
+from data_prep.laion.http import FetchError, Limits, fetch
+
+HERE = Limits(max_bytes=1 << 20, deadline=1.5, allow_private=True)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[MisbehavingServer]:
+    with MisbehavingServer() as server:
+        yield server
+
+
+def get(url: str, limits: Limits = HERE, timeout: float = 0.5) -> bytes:
+    return fetch(url, limits, timeout, "img2dataset")
+
+
+@pytest.mark.parametrize("path", ["/good/1", "/moved/1", "/slow/1"])
+def test_a_picture_comes_whole(server: MisbehavingServer, path: str) -> None:
+    assert get(server.url(path)) == jpeg(1)
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("/404/1", "HTTP 404"),
+        ("/503/1", "HTTP 503"),
+        ("/stall/1", "timeout"),
+        ("/drip/1", "deadline"),
+        ("/drip-headers/1", "deadline"),
+        ("/reset/1", "connection"),
+        ("/close/1", "connection"),
+        ("/garbage/1", "bad answer"),
+        ("/truncated/1", "cut short"),
+        ("/empty/1", "empty"),
+        ("/long/1", "too large"),
+        ("/endless/1", "too large"),
+        ("/loop/1", "redirects"),
+        ("/to-file/1", "redirects"),
+        ("/to-data/1", "redirects"),
+        *((f"/{kind}/1", "opted out") for kind in OPT_OUTS),
+    ],
+)
+def test_a_failure_is_named(server: MisbehavingServer, path: str, reason: str) -> None:
+    with pytest.raises(FetchError) as caught:
+        get(server.url(path))
+    assert str(caught.value) == reason
+
+
+@pytest.mark.parametrize("url", ["file:///etc/hostname", "data:,abc", "ftp://127.0.0.1/a", "/etc/hostname", "http://"])
+def test_only_http_addresses_are_opened(url: str) -> None:
+    with pytest.raises(FetchError, match=r"^(address refused|bad address)$"):
+        get(url)
+
+
+def test_private_addresses_are_refused_under_every_name(
+    server: MisbehavingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = server.server_address[1]
+    before = server.log.total()
+    strict = Limits(deadline=2.0)
+    real = socket.getaddrinfo
+
+    def resolve(host: str, *rest: object, **more: object) -> object:
+        """A name server that sends rebind.test here, beside a public address."""
+        if host != "rebind.test":
+            return real(host, *rest, **more)  # type: ignore[arg-type]
+        public = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("93.184.216.34", port))
+        return [public, (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    for host in (
+        "127.0.0.1",
+        "localhost",
+        "2130706433",
+        "0x7f.1",
+        "[::1]",
+        "[::ffff:127.0.0.1]",
+        "0.0.0.0",
+        "rebind.test",
+    ):
+        with pytest.raises(FetchError, match=r"^address refused$"):
+            get(f"http://{host}:{port}/good/1", strict)
+    assert server.log.total() == before
+
+
+def test_a_redirect_to_a_private_address_is_refused(server: MisbehavingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's own address taken for a public one, so that its redirect can be followed."""
+    monkeypatch.setattr(http, "is_public", lambda address: address == "127.0.0.1")
+    with pytest.raises(FetchError, match=r"^address refused$"):
+        get(server.url("/to-metadata/1"), Limits(deadline=2.0))
