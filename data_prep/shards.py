@@ -142,12 +142,16 @@ def read_headers(path: Path) -> Iterator[tuple[tarfile.TarInfo, BinaryIO]]:
         with open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:", encoding="utf-8") as tar:
             end = 0
             for info in tar:
+                if info.size < 0:  # tarfile would go back, and round for ever
+                    raise tarfile.HeaderError(f"a member of {info.size} bytes")
                 yield info, file
                 end = info.offset_data + (info.size + _BLOCK - 1) // _BLOCK * _BLOCK
             _check_end(file, end, path)
     except FileNotFoundError:
         raise DataError(f"{path} does not exist") from None
-    except (tarfile.TarError, OSError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # of hostile headers tarfile raises many kinds; all mean the same here
         raise DataError(f"{path} is cut short, damaged or no tar: {error}") from error
 
 

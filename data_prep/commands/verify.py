@@ -1,0 +1,115 @@
+"""``python -m data_prep verify``: which shards under a folder are sound, and what is wrong with the others."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from data_prep.errors import DataError, UsageError
+from data_prep.pool import default_workers
+
+if TYPE_CHECKING:
+    from data_prep.laion.verify import Options, Result
+
+NAME = "verify"
+HELP = "look at every shard under a folder: its tar, counts, pictures and captions"
+DESCRIPTION = """\
+Looks at every *.tar under DIR: the tar from its first byte to its last, its members' names, the counts against what the
+download or a manifest recorded beside it, every picture (decoded whole), caption and JSON. A shard is unsound with any
+damage, with broken samples, or with many flawed ones; --json names the reasons. What was found is kept in
+DIR/verify.jsonl: run again, it goes on, and passes over shards that have not changed.
+"""
+EXAMPLE = """\
+examples:
+  python -m data_prep verify laion
+  python -m data_prep verify /data/cc12m --state checks/cc12m --json > cc12m.json      # writes nothing in it
+  python -m data_prep verify old_set --max-broken 0.001 --max-flawed 0.1
+
+exit code: 0 every shard is sound, 1 one is not or DIR cannot be verified, 2 wrong usage, 130 interrupted
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the subcommand takes."""
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder with shards, at any depth")
+    add_limits(parser)
+    parser.add_argument("--state", type=Path, metavar="DIR", help="where verify.jsonl is kept (default: DIR itself)")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+
+
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    """What every command that verifies takes; see `options_of`."""
+    parser.add_argument(
+        "--workers", type=int, default=default_workers(), help="processes (default: one a core, %(default)s)"
+    )
+    parser.add_argument(
+        "--max-broken",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="share of a shard's samples that may be broken: undecodable, without caption … (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-flawed",
+        type=float,
+        default=0.01,
+        metavar="SHARE",
+        help="share from which on a flaw makes the shard unsound: one colour, lost rotation, a caption of control "
+        "characters … (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-aspect", type=float, default=3.0, metavar="X", help="longer side over the shorter (default: %(default)s)"
+    )
+    parser.add_argument("--again", action="store_true", help="look at shards that have not changed, too")
+
+
+def options_of(args: argparse.Namespace, state: Path | None) -> "Options":
+    """The options of `add_limits`, or UsageError."""
+    from data_prep.laion.verify import Options
+
+    if args.workers < 1:
+        raise UsageError(f"--workers must be at least 1, found {args.workers}")
+    for name in ("max_broken", "max_flawed"):
+        if not 0 <= getattr(args, name) <= 1:
+            raise UsageError(f"--{name.replace('_', '-')} must be 0 to 1, found {getattr(args, name)}")
+    if not args.max_aspect >= 1:
+        raise UsageError(f"--max-aspect must be at least 1, found {args.max_aspect}")
+    return Options(args.workers, args.max_broken, args.max_flawed, args.max_aspect, args.again, state)
+
+
+def run(args: argparse.Namespace) -> None:
+    """The verify subcommand."""
+    from data_prep.laion.verify import as_json, verify
+
+    result = verify(args.folder, options_of(args, args.state))
+    print(json.dumps(as_json(result)) if args.json else summary(result))
+    refuse_unsound(result)
+
+
+def refuse_unsound(result: "Result") -> None:
+    """Raise DataError where a shard is not sound."""
+    if result.unsound:
+        raise DataError(
+            f"{len(result.unsound)} of {len(result.verdicts)} shards are unsound; make them again, leave them out, or "
+            "allow more with --max-broken and --max-flawed"
+        )
+
+
+def summary(result: "Result") -> str:
+    """The unsound shards, the findings of all, and the speed."""
+    lines = [
+        f"{verdict.report.name}: {reason} ({example})"
+        for verdict in result.unsound
+        for reason, example in verdict.against.items()
+    ]
+    samples = sum(verdict.report.samples for verdict in result.verdicts)
+    lines += [f"  {count} x {reason}" for reason, count in result.counts.most_common()]
+    if result.repeated:
+        lines.append(f"  {result.repeated} pictures are in an earlier shard too")
+    sound = len(result.verdicts) - len(result.unsound)
+    lines.append(f"{sound} of {len(result.verdicts)} shards are sound; {samples} samples in all")
+    seconds = max(result.seconds, 1e-9)
+    if result.bytes_read:
+        megabytes, images = result.bytes_read / 1e6 / seconds, result.samples_read / seconds
+        lines.append(f"read {result.bytes_read:,} bytes at {megabytes:.1f} MB/s, {images:.0f} images/s")
+    return "\n".join(lines)

@@ -1,0 +1,120 @@
+"""Everything that is looked at in one shard, and in what the download wrote beside it.
+
+report, hashes = check_shard(Job(root=Path("laion"), name="parts/00000/00003.tar", max_aspect=3.0))
+"""
+
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.errors import DataError
+from data_prep.laion import findings
+from data_prep.laion.findings import Found
+from data_prep.laion.pictures import check_sample
+from data_prep.laion.tar import walk
+from data_prep.manifest import sha256_file
+
+
+@dataclass(frozen=True)
+class Job:
+    """A shard to check: its folder, its name below that, and the aspect that pictures may have."""
+
+    root: Path
+    name: str
+    max_aspect: float
+
+
+@dataclass
+class Report:
+    """What was found in a shard: how often each reason, with its first example."""
+
+    name: str
+    bytes: int
+    mtime_ns: int
+    max_aspect: float
+    sha256: str = ""
+    samples: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, str] = field(default_factory=dict)
+
+
+def check_shard(job: Job) -> tuple[Report, np.ndarray]:
+    """Read the shard once for its SHA-256 and once for its samples. Whatever is wrong is told in the report.
+
+    Returns:
+        The report, and 64 bits (uint64) of each picture's SHA-256, in order.
+    """
+    path, found = job.root / job.name, Found()
+    hashes = np.zeros(0, np.uint64)
+    stat = path.stat() if path.exists() else None
+    report = Report(job.name, stat.st_size if stat else 0, stat.st_mtime_ns if stat else 0, job.max_aspect)
+    if path.is_file():
+        try:
+            report.sha256 = sha256_file(path)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of Pillow about damaged EXIF; the picture is what counts
+                hashes = _check_samples(path, report, found)
+        except OSError as error:
+            found.add(findings.UNREADABLE, error.strerror or str(error))
+    else:
+        found.add(findings.UNREADABLE, "it is no regular file" if stat else "it is a link to nothing")
+    report.counts, report.examples = dict(found.counts), found.examples
+    return report, hashes
+
+
+def _check_samples(path: Path, report: Report, found: Found) -> np.ndarray:
+    keys: dict[str, None] = {}
+    hashes: list[int] = []
+    bare: list[str] = []  # samples without JSON
+    for key, members in walk(path, found):
+        keys[key] = None
+        picture = check_sample(key, members, found, report.max_aspect)
+        if picture is not None:
+            hashes.append(picture)
+        if "json" not in members:
+            bare.append(key)
+    report.samples = len(keys)
+    if 0 < len(bare) < len(keys):
+        found.add(findings.NO_JSON, bare[0], len(bare))
+    if twice := len(hashes) - len(set(hashes)):
+        found.add(findings.DUPLICATE, f"{twice} pictures", twice)
+    _check_beside(path, list(keys), found)
+    return np.array(hashes, np.uint64)
+
+
+def _check_beside(path: Path, keys: Sequence[str], found: Found) -> None:
+    """The download's own table and statistics; a shard without them must hold a sample."""
+    stem = path.with_suffix("")
+    table, stats = stem.with_suffix(".parquet"), stem.with_name(f"{stem.name}_stats.json")
+    try:
+        in_table = _successes(table) if table.is_file() else None
+        in_stats = json.loads(stats.read_bytes())["successes"] if stats.is_file() else None
+    except (ValueError, KeyError, TypeError, OSError) as error:  # pyarrow's errors are of these
+        found.add(findings.COUNT, f"what was recorded beside it cannot be read: {type(error).__name__}: {error}")
+        return
+    if in_table is not None and set(in_table) != set(keys):
+        missing, strange = len(set(in_table) - set(keys)), len(set(keys) - set(in_table))
+        found.add(findings.KEYS, f"of {len(in_table)} in {table.name} {missing} are missing, {strange} are not in it")
+    for where, said in ((table, None if in_table is None else len(in_table)), (stats, in_stats)):
+        if said is not None and said != len(keys):
+            found.add(findings.COUNT, f"{len(keys)}, {where.name} says {said}")
+    if not keys and in_table is None and in_stats is None and not found.counts:
+        found.add(findings.EMPTY, "")
+
+
+def _successes(table: Path) -> list[str] | None:
+    """The keys of the samples that were downloaded, None where the table is not img2dataset's."""
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise DataError(f"{table} can only be read with pyarrow: pip install pyarrow") from None
+    with parquet.ParquetFile(table) as file:
+        if not {"key", "status"} <= set(file.schema_arrow.names):
+            return None
+        rows = file.read(columns=["key", "status"])
+    pairs = zip(rows["key"].to_pylist(), rows["status"].to_pylist(), strict=True)
+    return [key for key, status in pairs if status == "success"]

@@ -1,0 +1,234 @@
+"""Looks at every shard under a folder, in several processes, and says which are sound and what is wrong with the rest.
+
+    result = verify(Path("laion"), Options(workers=8))
+    result.unsound                      # [Verdict(report=…, against={"tar cut or damaged": "…"}), …]
+
+What was found is kept in `verify.jsonl` (journal.py), so that a run that was ended goes on and shards that have not
+changed since are not read again. The verdict is made anew each time, from what was found and from the limits.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from data_prep.errors import DataError
+from data_prep.laion import findings
+from data_prep.laion.duplicates import in_earlier
+from data_prep.laion.journal import Journal
+from data_prep.laion.shard import Job, Report, check_shard
+from data_prep.manifest import MANIFEST, ShardEntry, parse_manifest
+from data_prep.pool import default_workers, unordered
+from data_prep.progress import progress
+
+QUARANTINE, PARTS, SHARDS = "quarantine", "parts", "shards"
+MOST_COPIES = 0.5  # a shard with more of its pictures in earlier shards is a copy of them
+_MB = 1_000_000
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to verify. The shares are of a shard's samples.
+
+    Args:
+        max_broken: the share of broken samples (findings.BROKEN) that a sound shard may have.
+        max_flawed: each flaw (findings.FLAWS) must hold for less than this share.
+        max_aspect: the longer side of a picture over the shorter one.
+        again: look at shards that are known and have not changed, too.
+        state: the folder of the journal, None for the shards' own.
+    """
+
+    workers: int = field(default_factory=default_workers)
+    max_broken: float = 0.0
+    max_flawed: float = 0.01
+    max_aspect: float = 3.0
+    again: bool = False
+    state: Path | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A shard, and what speaks against it: a sentence by reason, nothing for a sound one."""
+
+    report: Report
+    against: dict[str, str]
+
+    @property
+    def damaged(self) -> bool:
+        """Whether the shard itself is, so that to make it again may help."""
+        return any(reason in findings.DAMAGE or reason in findings.BROKEN for reason in self.against)
+
+
+@dataclass(frozen=True)
+class Result:
+    """All verdicts by name, how many pictures are in an earlier shard too, and the speed of what was read now."""
+
+    verdicts: list[Verdict]
+    repeated: int
+    bytes_read: int
+    samples_read: int
+    seconds: float
+
+    @property
+    def unsound(self) -> list[Verdict]:
+        return [verdict for verdict in self.verdicts if verdict.against]
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Every finding of every shard."""
+        total: Counter[str] = Counter()
+        for verdict in self.verdicts:
+            total.update(verdict.report.counts)
+        return total
+
+
+def verify(root: Path, options: Options) -> Result:
+    """Verify every `*.tar` under `root`, but for its quarantine.
+
+    Raises:
+        DataError: no such folder, no shard, another process that verifies it, or a worker that was killed.
+    """
+    names = shards_under(root)
+    if not names:
+        raise DataError(f"{root} has no *.tar below it; name the folder of the shards, or download them first")
+    started = time.monotonic()
+    with Journal(options.state or root) as journal:
+        if options.again:
+            journal.clear()
+        reports = {name: known for name in names if (known := _known(journal, root, name, options))}
+        fresh = [name for name in names if name not in reports]
+        _check(root, fresh, options, journal, reports)
+        repeated = in_earlier(journal.hashes(names))
+    recorded = _recorded(root, names)
+    verdicts = [
+        Verdict(reports[name], against(reports[name], copies, recorded.get(name), options))
+        for name, copies in zip(names, repeated, strict=True)
+    ]
+    read = [reports[name] for name in fresh]
+    seconds = time.monotonic() - started
+    return Result(verdicts, sum(repeated), sum(r.bytes for r in read), sum(r.samples for r in read), seconds)
+
+
+def shards_under(root: Path) -> list[str]:
+    """The shards' names below `root`, in order; linked folders are followed, hidden names are someone's drafts.
+
+    Raises:
+        DataError: it is no folder.
+    """
+    if not root.is_dir():
+        raise DataError(f"{root} is no folder; name the one that holds the shards")
+    return sorted(_walk(root))
+
+
+def _walk(root: Path) -> Iterator[str]:
+    seen: set[str] = set()
+    for folder, folders, files in os.walk(root, followlinks=True):
+        real = os.path.realpath(folder)
+        below = Path(folder).relative_to(root)
+        if real in seen or below == Path(QUARANTINE):
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (str(below / name) for name in files if name.endswith(".tar") and not name.startswith("."))
+
+
+def collected_as(name: str) -> str:
+    """The name of a shard of a part when it is among the verified ones: parts/00001/00002.tar, shards/00001-00002.tar.
+
+    A part of what was tried again, 00001-retry2, becomes 00001r2, so that names stay in the parts' order.
+    """
+    _, part, shard = name.split("/")
+    return f"{SHARDS}/{part.replace('-retry', 'r')}-{shard}"
+
+
+def downloaded_as(name: str) -> str | None:
+    """The name under which a collected shard was downloaded, None where it was not by us."""
+    folder, _, file = name.partition("/")
+    part, dash, shard = file.partition("-")
+    if folder != SHARDS or not dash or "/" in file:
+        return None
+    number, retry, attempt = part.partition("r")
+    return f"{PARTS}/{number}{'-retry' if retry else ''}{attempt}/{shard}"
+
+
+def _known(journal: Journal, root: Path, name: str, options: Options) -> Report | None:
+    try:
+        stat = os.stat(root / name)
+    except OSError:  # a link to nothing
+        return None
+    before = downloaded_as(name)
+    return journal.find([name, before] if before else [name], stat.st_size, stat.st_mtime_ns, options.max_aspect)
+
+
+def _check(root: Path, names: Sequence[str], options: Options, journal: Journal, reports: dict[str, Report]) -> None:
+    """Look at these shards; each is kept as it is done."""
+    sizes = sum(os.path.getsize(root / name) for name in names if os.path.exists(root / name))
+    jobs = (Job(root, name, options.max_aspect) for name in names)
+    with progress(-(-sizes // _MB), "verify", "MB") as advance:
+        done = told = 0
+        for report, hashes in unordered(check_shard, jobs, min(options.workers, max(1, len(names)))):
+            journal.add(report, hashes)
+            reports[report.name] = report
+            done += report.bytes
+            advance(-(-done // _MB) - told)
+            told = -(-done // _MB)
+
+
+def _recorded(root: Path, names: Sequence[str]) -> dict[str, ShardEntry]:
+    """What manifests beside the shards say of them, by name."""
+    entries: dict[str, ShardEntry] = {}
+    for folder in {Path(name).parent for name in names}:
+        path = root / folder / MANIFEST
+        if path.is_file():
+            try:
+                text = path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                raise DataError(f"{path} is not UTF-8 text; remove it and make it again") from None
+            entries |= {str(folder / entry.shard): entry for entry in parse_manifest(text, str(path))}
+    return entries
+
+
+def against(report: Report, copies: int, recorded: ShardEntry | None, options: Options) -> dict[str, str]:
+    """What makes a shard unsound, by reason."""
+    found: dict[str, str] = {}
+    for reason, count in report.counts.items():
+        example = f"{count} times, first: {report.examples[reason]}" if count > 1 else report.examples[reason]
+        if reason in findings.FLAWS:
+            bad = count >= options.max_flawed * report.samples
+        else:
+            bad = reason in findings.DAMAGE or count > options.max_broken * report.samples
+        if bad:
+            found[reason] = example
+    if copies > MOST_COPIES * report.samples:
+        found[findings.COPY] = f"{copies} of {report.samples}"
+    if recorded and (recorded.sha256, recorded.bytes) != (report.sha256, report.bytes):
+        found[findings.OTHER_BYTES] = f"{report.bytes} bytes of SHA-256 {report.sha256}"
+    if recorded and recorded.samples != report.samples:
+        found[findings.COUNT] = f"{report.samples}, the manifest says {recorded.samples}"
+    return found
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    """The result for a program."""
+    seconds = max(result.seconds, 1e-9)
+    return {
+        "sound": not result.unsound,
+        "shards": len(result.verdicts),
+        "samples": sum(verdict.report.samples for verdict in result.verdicts),
+        "bytes": sum(verdict.report.bytes for verdict in result.verdicts),
+        "findings": dict(result.counts),
+        "pictures_in_earlier_shards": result.repeated,
+        "read": {
+            "bytes": result.bytes_read,
+            "samples": result.samples_read,
+            "seconds": round(result.seconds, 3),
+            "megabytes_per_second": round(result.bytes_read / _MB / seconds, 3),
+            "images_per_second": round(result.samples_read / seconds, 3),
+        },
+        "unsound": {verdict.report.name: verdict.against for verdict in result.unsound},
+        "reports": [asdict(verdict.report) for verdict in result.verdicts],
+    }
