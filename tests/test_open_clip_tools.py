@@ -21,18 +21,22 @@ from typing import Any
 
 import numpy as np
 import open_clip
+import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
 from torch.nn import functional as F
 
 from data_prep.shards import ShardWriter, read_samples
+from evaluate.data.classes import class_list
+from evaluate.data.sets import get_dataset
 from open_clip_linear import KindMismatchError
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 MODEL = "ViT-S-16-eq7"
+SMALL = "tiny-emoji-eq7mean"  # where a thousand pictures are classified
 SIZE = 32  # pixels; the trainer's forced image size
 REQUIREMENTS = (
     f"open_clip_torch[training]=={version('open_clip_torch')}",
@@ -171,3 +175,80 @@ def test_clip_benchmark_measures_what_a_direct_call_does(checkpoint: Path, folde
     metrics, classes = classify(checkpoint, folder / "colours")
     assert result["metrics"] == pytest.approx(metrics, abs=1e-12)
     assert torch.allclose(torch.load(folder / "classes.pt"), classes, atol=1e-5)
+
+
+RECORDED = """
+import sys
+import torch
+from clip_benchmark.metrics import zeroshot_classification as measure
+from clip_benchmark.cli import main
+
+original = measure.run_classification
+
+def recorded(*args, **kwargs):
+    logits, target = original(*args, **kwargs)
+    torch.save({"best": logits.topk(5, 1, True, True).indices, "target": target}, "recorded.pt")
+    return logits, target
+
+measure.run_classification = recorded
+main()
+"""
+
+
+def write_imagenet(root: Path) -> None:
+    """A tree of ImageNet's 1000 class folders with a synthetic picture each, and two of every hundredth."""
+    for index, wnid in enumerate(class_list("imagenet-1k").ids):
+        folder = root / "val" / wnid
+        folder.mkdir(parents=True)
+        for number in range(2 if index % 100 == 0 else 1):
+            (folder / f"{number}.png").write_bytes(png(1000 * number + index))
+
+
+def test_clip_benchmark_predicts_what_we_do_on_imagenets_classes(folder: Path, tool: Tool) -> None:
+    """Prediction by prediction, on a thousand classes in ImageNet's layout, in float32."""
+    torch.manual_seed(0)
+    small = open_clip.create_model(SMALL)
+    with torch.no_grad():
+        for parameter in small.parameters():
+            if parameter.ndim >= 2:
+                parameter.normal_(std=0.2)  # features that differ from picture to picture
+    torch.save(small.state_dict(), folder / "small.pt")
+    write_imagenet(folder / "imagenet")
+    write_wds(folder / "imagenet" / "val", folder / "wds_imagenet")
+    (folder / "recorded.py").write_text(RECORDED)
+    model = ["--model", SMALL, "--pretrained", folder / "small.pt"]
+    what = [*model, "--dataset", "wds/imagenet1k", "--dataset_root", "wds_imagenet"]
+    how = ["--no_amp", "--batch_size", 64, "--num_workers", 1, "--output", "imagenet.json"]
+    done = tool("recorded", "eval", *what, *how)
+    assert done.returncode == 0, done.stderr
+    theirs = torch.load(folder / "recorded.pt")
+    metrics = json.loads((folder / "imagenet.json").read_text())["metrics"]
+
+    for root in ("imagenet/val", "wds_imagenet"):
+        what = [*model, "--dataset", "imagenet1k", "--root", root, "--templates", "simple"]
+        how = ["--batch-size", 64, "--classifier-cache", "cache", "--device", "cpu"]
+        done = tool("evaluate", "zero-shot", *what, *how, "--output", "ours.json", "--predictions", "ours.parquet")
+        assert done.returncode == 0, done.stderr
+        rows = pyarrow.parquet.read_table(folder / "ours.parquet").to_pydict()
+        assert rows["label"] == theirs["target"].tolist()
+        assert rows["guesses"] == theirs["best"].tolist()
+        result = json.loads((folder / "ours.json").read_text())
+        assert result["top1"] == pytest.approx(100 * metrics["acc1"])
+        assert result["top5"] == pytest.approx(100 * metrics["acc5"])
+        assert result["mean_per_class"] == pytest.approx(100 * metrics["mean_per_class_recall"])
+        assert (result["n"], result["partial"]) == (1010, True)
+    assert len(set(theirs["best"][:, 0].tolist())) >= 5, "a model that always says the same proves nothing"
+
+
+def write_wds(tree: Path, root: Path) -> None:
+    """The tree in CLIP_benchmark's webdataset layout, with OpenCLIP's names and prompts."""
+    (root / "test").mkdir(parents=True)
+    names = class_list("imagenet-1k").names
+    with ShardWriter(root / "test" / "0.tar") as writer:
+        for index, wnid in enumerate(class_list("imagenet-1k").ids):
+            for file in sorted((tree / wnid).iterdir()):
+                writer.write(f"{wnid}_{file.stem}", {"png": file.read_bytes(), "cls": str(index).encode()})
+    (root / "test" / "nshards.txt").write_text("1")
+    (root / "classnames.txt").write_text("\n".join(names))
+    texts = get_dataset("imagenet1k").templates["simple"].texts
+    (root / "zeroshot_classification_templates.txt").write_text("\n".join(text.replace("{}", "{c}") for text in texts))
