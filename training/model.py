@@ -99,13 +99,13 @@ def parallel(model: nn.Module, settings: Settings, world: World) -> nn.Module:
     if settings.torchcompile:
         limits = torch._dynamo.config
         limits.recompile_limit = max(limits.recompile_limit, _GRAPHS)
-        for unit in units(model):
+        for unit in _units(model):
             unit.compile()
     if world.size == 1:
         return model
     if settings.fsdp:
         mesh = init_device_mesh(world.device.type, (world.size,))
-        for unit in units(model):
+        for unit in _units(model):
             fully_shard(unit, mesh=mesh)
         fully_shard(model, mesh=mesh)
         _gather_for_encoders(model)
@@ -140,7 +140,7 @@ def _gather_for_encoders(model: nn.Module) -> None:
         setattr(model, name, chosen(method, getattr(model, name)))
 
 
-def units(model: nn.Module) -> list[nn.Module]:
+def _units(model: nn.Module) -> list[nn.Module]:
     """What is compiled and sharded each as one: the towers' blocks, and an image tower without blocks as a whole."""
     found: list[nn.Module] = []
     for name, module in model.named_modules():

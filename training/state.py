@@ -117,6 +117,12 @@ def restore_training(state: dict[str, Any], parts: Parts, progress: Progress, se
     The optimizer's settings stay this run's; an average that the checkpoint has not begins at its weights.
     Raises CheckpointError where the checkpoint's tensors are of another model.
     """
+    theirs, ours = len(state["optimizer"]["param_groups"]), len(parts.optimizer.param_groups)
+    if theirs != ours:
+        raise CheckpointError(
+            f"the checkpoint of step {state['step']} has {theirs} groups of parameters in its optimizer and this run "
+            f"{ours}: another version of this trainer wrote it. To start a new run from its weights use --init-from"
+        )
     hyper = [{k: v for k, v in group.items() if k in OPTIMIZER_SETTINGS} for group in parts.optimizer.param_groups]
     try:
         if settings.fsdp:  # the optimizer first: setting its state takes a step of nothing with some optimizers
