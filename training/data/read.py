@@ -19,9 +19,10 @@ from itertools import count, islice
 import numpy as np
 
 from data_prep.errors import DataError
+from data_prep.shards import KEY
 from training.data.order import Deal
 from training.data.source import Shard
-from training.data.stream import WAITS, Sample, UnreachableError, read_samples
+from training.data.stream import TWICE, WAITS, Sample, UnreachableError, read_samples
 from training.data.used import Ref, Used
 
 HELD_BYTES = 8 << 30
@@ -61,7 +62,7 @@ def read_shard(shard: Shard, indices: np.ndarray, waits: Sequence[float] = WAITS
                         "file with its count) for a new run"
                     )
                 if number == want:
-                    yield number, sample
+                    yield number, Bad(shard.name, sample[KEY], "two members of a suffix") if TWICE in sample else sample
                     want = next(wanted, None)
                 if want is None and number < shard.samples - 1:
                     return

@@ -18,7 +18,6 @@ Cost: a stat or a small request a shard where counts are recorded, all bytes whe
 
 import hashlib
 import json
-import math
 import os
 import tarfile
 import time
@@ -39,6 +38,7 @@ from training.data.stream import Kind, open_stream, read_samples
 from training.settings import SettingsError
 
 PIPE = "pipe:"
+MOST_TIMES = 10_000  # that an epoch reads a source
 COUNTS = "counts.json"  # in a run's folder: a JSON object, samples by what `_counted_as` calls a shard
 Result = TypeVar("Result")
 
@@ -90,6 +90,11 @@ def open_sources(
         DataError: a source that is missing, damaged, empty, or cannot be reached.
     """
     words = train_data.split("::")
+    if "" in words or len(set(words)) < len(words):
+        raise SettingsError(
+            f"--train-data {train_data!r} has an empty source, or one twice (which --train-data-upsampling-factors is "
+            "for): join different sources by ::"
+        )
     sources = []
     for word, factor in zip(words, _factors(factors, len(words)), strict=True):
         source = _open_source(word, factor, allow_pipe, counts or {}, folder)
@@ -127,10 +132,10 @@ def _factors(text: str, number: int) -> list[float]:
         factors = [float(word) for word in text.split("::")]
     except ValueError:
         factors = []
-    if len(factors) != number or not all(0 < factor < math.inf for factor in factors):
+    if len(factors) != number or not all(0 < factor <= MOST_TIMES for factor in factors):
         raise SettingsError(
-            f"--train-data-upsampling-factors must be {number} positive numbers joined by ::, one for each source of "
-            f"--train-data, found {text!r}"
+            f"--train-data-upsampling-factors must be {number} positive numbers up to {MOST_TIMES:,} joined by ::, one "
+            f"for each source of --train-data, found {text!r}"
         )
     return factors
 
@@ -219,9 +224,10 @@ def _count_by_reading(shards: Sequence[Shard], word: str, folder: Path | None) -
     counts = _read_json("file", str(file)) if file else {}
     names = [_counted_as(shard) for shard in shards]
     if left := {name: shard for name, shard in zip(names, shards, strict=True) if name not in counts}:
+        spared = f'; a manifest, or sizes.json beside them ({{"{shards[0].name}": 1000, …}}), would spare this'
         print(
             f"{word}: counting the samples of {len(left)} shards by reading them once, since no file says how many "
-            f'they hold; a manifest, or sizes.json beside them ({{"{shards[0].name}": 1000, …}}), would spare this',
+            f"they hold{'' if shards[0].kind == 'pipe' else spared}",
             flush=True,
         )
         _count_into(counts, left, file)

@@ -19,9 +19,10 @@ from contextlib import suppress
 from typing import Any, BinaryIO, Literal, Self
 
 import fsspec  # type: ignore[import-untyped]
-from webdataset.tariterators import group_by_keys
+from webdataset.tariterators import base_plus_ext, group_by_keys
 
 from data_prep.errors import DataError
+from data_prep.shards import KEY
 
 Sample = dict[str, Any]
 Kind = Literal["file", "remote", "pipe"]
@@ -31,6 +32,9 @@ STALL = 15.0  # seconds for which an http server may be silent, as s3fs has it; 
 BUFFER = 1 << 20
 _META = re.compile(r"__[^/]*__($|/)")  # what webdataset takes for data about the shard
 LARGEST_MEMBER = 256 << 20  # bytes; no picture or caption comes near it
+LARGEST_HEADER = 1 << 20  # bytes of what a tar says of its next member in a member before it, such as a long name
+_SAYING_MORE = b"xgXLK"  # the types of those
+TWICE = "__twice__"  # the suffix of a member whose own suffix its sample has already
 _FINAL = (FileNotFoundError, PermissionError, DataError)  # trying again would not help
 _FINAL_STATUS = (401, 403, 404, 410)  # nor after these answers of an http server
 
@@ -54,11 +58,28 @@ def open_stream(kind: Kind, address: str, waits: Sequence[float] = WAITS) -> Bin
 def read_samples(kind: Kind, address: str, waits: Sequence[float] = WAITS) -> Generator[Sample, None, None]:
     """The samples of one shard as webdataset groups them: `__key__`, and bytes by suffix in small letters.
 
+    One with two members of a suffix has the member `TWICE` as well.
+
     Raises:
         OSError, ValueError, EOFError, tarfile.TarError, zlib.error and others: the shard cannot be opened or read on.
     """
     with open_stream(kind, address, waits) as stream:
-        yield from group_by_keys(_members(stream))
+        yield from group_by_keys(_unrepeated(_members(stream)))
+
+
+def _unrepeated(members: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The same, but a sample's second member of a suffix, at which webdataset would raise, is its `TWICE`."""
+    current, seen = None, set[str]()
+    for member in members:
+        key, suffix = base_plus_ext(member["fname"])
+        if key is None:
+            continue
+        if key != current:
+            current, seen = key, {KEY, "__url__"}
+        suffix = TWICE if suffix.lower() in seen else suffix.lower()
+        if suffix not in seen:
+            seen.add(suffix)
+            yield member | {"fname": f"{key}.{suffix}"}
 
 
 def _members(stream: BinaryIO) -> Iterator[dict[str, Any]]:
@@ -85,6 +106,13 @@ class _Header(tarfile.TarInfo):
 
     Where nothing more stands, not even the closing zeros, only a count finds what was lost.
     """
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        header = super().frombuf(buf, encoding, errors)
+        if header.type in _SAYING_MORE and header.size > LARGEST_HEADER:
+            raise tarfile.ReadError(f"a header of {header.size} bytes, more than {LARGEST_HEADER}")
+        return header
 
     @classmethod
     def fromtarfile(cls, tarfile_: tarfile.TarFile) -> Self:

@@ -1,5 +1,7 @@
 import json
 import os
+import socket
+import time
 
 import fsspec
 import pytest
@@ -128,14 +130,21 @@ def test_the_fingerprint_is_of_names_counts_and_factors(tmp_path, make_set):
     assert fingerprint(open_sources(str(one))) != fingerprint(open_sources(str(one), "2"))
 
 
-@pytest.mark.parametrize("factors", ["1", "1::x", "1::0", "1::-2", "1::nan", "1::inf", "1::2::3"])
+@pytest.mark.parametrize("factors", ["1", "1::x", "1::0", "1::-2", "1::nan", "1::inf", "1::1e9", "1::2::3"])
 def test_factors_are_positive_numbers_one_a_source(tmp_path, make_set, factors):
     folder = make_set(tmp_path, [3])
-    with pytest.raises(SettingsError, match=r"must be 2 positive numbers joined by ::"):
-        open_sources(f"{folder}::{folder}", factors)
+    with pytest.raises(SettingsError, match=r"must be 2 positive numbers up to 10,000 joined by ::"):
+        open_sources(f"{folder}::{folder}/manifest.jsonl", factors)
 
 
-def test_a_command_is_run_only_when_allowed(tmp_path, make_set):
+@pytest.mark.parametrize("words", ["{0}::", "::{0}", "{0}::{0}"])
+def test_an_empty_source_and_one_twice_are_refused(tmp_path, make_set, words):
+    folder = make_set(tmp_path, [3])
+    with pytest.raises(SettingsError, match=r"has an empty source, or one twice \(which --train-data-upsampling"):
+        open_sources(words.format(folder))
+
+
+def test_a_command_is_run_only_when_allowed(tmp_path, make_set, capsys):
     make_set(tmp_path, [3, 2], manifest=False)
     word = f"pipe:cat {tmp_path}/{{00000..00001}}.tar && touch {tmp_path}/ran"
     with pytest.raises(SettingsError, match=r"would run a command; give --allow-pipe"):
@@ -145,6 +154,7 @@ def test_a_command_is_run_only_when_allowed(tmp_path, make_set):
     assert counts([each]) == [[3, 2]]
     assert (tmp_path / "ran").exists()
     assert len(keys(each)) == 5
+    assert "sizes.json" not in capsys.readouterr().out, "of no use to a command"
 
 
 @pytest.mark.parametrize("name", ["pipe:touch owned", "http:", "a?b#c%41.tar", "{0..3}.tar"])
@@ -166,7 +176,6 @@ def test_a_name_in_a_manifest_is_a_file_and_nothing_else(tmp_path, make_set, mon
     [
         ("{}/none", r"none does not exist \(1 of 1 are missing\)"),
         ("{}/{{00000..00004}}.tar", r"00001.tar does not exist \(4 of 5 are missing\)"),
-        ("{}/00000.tar::", r"does not exist"),
         ("{}/{{00000,00000}}.tar", r"names a shard twice"),
         ("memory://nowhere/set", r"memory://nowhere/set/manifest.jsonl does not exist"),
         ("s4://bucket/set", r"s4://bucket/set/manifest.jsonl cannot be opened: .*s4"),
@@ -231,6 +240,15 @@ def test_a_set_over_http(tmp_path, make_set, serve):
         assert file.read() == large
     with pytest.raises(DataError, match=r"/nothing/manifest.jsonl does not exist"):
         open_sources(f"{address}/nothing")
+
+
+def test_a_server_that_refuses_is_not_taken_for_a_missing_set(monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    with socket.socket() as unheard:  # bound and not listening: a connection is refused
+        unheard.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{unheard.getsockname()[1]}/x"
+        with pytest.raises(DataError, match=r"manifest.jsonl cannot be read .*[Cc]onnect"):
+            open_sources(address)
 
 
 def test_names_in_http_addresses_are_quoted(monkeypatch):

@@ -1,4 +1,6 @@
 import io
+import os
+import random
 import subprocess
 import sys
 import tarfile
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from webdataset.tariterators import group_by_keys
 
 from training.data import stream
 from training.data.stream import UnreachableError, open_stream, read_samples
@@ -186,6 +189,27 @@ def test_samples_are_grouped_in_one_shard_and_members_are_bytes(tmp_path):
     ]
 
 
+def test_samples_are_those_of_webdataset(monkeypatch):
+    """Where it raises for two members of a suffix, the samples before that are."""
+    rng, raised = random.Random(0), 0
+    keys, suffixes = ["a", "b", "d.e/a"], ["", ".jpg", ".JPG", ".b.jpg", ".txt", ".json", "."]
+    for _ in range(300):
+        names = [rng.choice(keys) + rng.choice(suffixes) for _ in range(rng.randrange(20))]
+        members = [{"fname": name, "data": b"", "__url__": ""} for name in names]
+        wanted = []
+        monkeypatch.setattr(stream, "_members", lambda _, members=members: iter(members))
+        found = list(read_samples("file", os.devnull))
+        try:
+            for sample in group_by_keys(iter(members)):
+                wanted.append(sample)
+        except ValueError:
+            raised += 1
+            assert stream.TWICE in found[len(wanted)]
+            found = found[: len(wanted)]
+        assert found == wanted
+    assert 50 < raised < 250, "both ways are tried"
+
+
 def test_reading_can_stop_early(tmp_path, make_set):
     make_set(tmp_path, [5])
     with closing(read_samples("file", str(tmp_path / "00000.tar"))) as samples:
@@ -221,6 +245,18 @@ def test_a_member_that_claims_more_than_it_holds_is_refused_before_it_is_read(tm
         info.size = len(content)
         tar.addfile(info, io.BytesIO(content))
     with pytest.raises(tarfile.ReadError, match="sparse or more than"):
+        list(read_samples("file", str(path)))
+
+
+@pytest.mark.parametrize("kind", ["one member's", "all members'", "a long name"])
+def test_a_header_of_megabytes_is_refused_before_it_is_read(tmp_path, kind):
+    long, path = "x" * (2 << 20), tmp_path / "x.tar"
+    form = tarfile.GNU_FORMAT if kind == "a long name" else tarfile.PAX_FORMAT
+    with tarfile.open(path, "w", format=form, pax_headers={"comment": long} if kind == "all members'" else None) as tar:
+        info = tarfile.TarInfo(long if kind == "a long name" else "a.jpg")
+        info.pax_headers = {"comment": long} if kind == "one member's" else {}
+        tar.addfile(info)
+    with pytest.raises(tarfile.ReadError, match=r"a header of 2\d+ bytes, more than 1048576"):
         list(read_samples("file", str(path)))
 
 
