@@ -37,9 +37,8 @@ def parser() -> argparse.ArgumentParser:
             action = argparse.BooleanOptionalAction
             result.add_argument(option(name), action=action, default=None, help=f"{text} (default: {setting.default})")
         elif kind in (dict, list):
-            metavar = "KEY=VALUE" if kind is dict else "N"
-            element = str if kind is dict else int
-            result.add_argument(option(name), nargs="*", type=element, default=None, metavar=metavar, help=text)
+            metavar, element, number = ("KEY=VALUE", str, "*") if kind is dict else ("N", int, "+")
+            result.add_argument(option(name), nargs=number, type=element, default=None, metavar=metavar, help=text)
         else:
             allowed = setting.metadata.get("allowed")
             default = f" (default: {setting.default})" if setting.default != "" else ""

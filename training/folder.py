@@ -63,7 +63,13 @@ def checkpoint_to_resume(folder: Path, settings: Settings) -> tuple[Path | None,
         return None, []
     path = Path(settings.resume)
     if not path.is_file():
-        raise SettingsError(f"--resume {path}: no such file; give a checkpoint's path, or auto")
+        found = "is a folder" if path.is_dir() else "no such file"
+        raise SettingsError(f"--resume {path}: {found}; give a checkpoint's path, or auto")
+    if not path.with_name(f"{path.name}.sha256").exists():
+        raise SettingsError(
+            f"--resume {path}: there is no {path.name}.sha256 beside it, so it is no checkpoint of this trainer, or "
+            "was copied without its checksum; to start a run from weights use --init-from"
+        )
     if reason := checkpoint.damage(path):
         raise checkpoint.CheckpointError(f"--resume {path}: {reason}")
     return path, []
@@ -74,7 +80,7 @@ def check_room(folder: Path, parts: Parts, settings: Settings) -> None:
     weights = sum(t.numel() * t.element_size() for t in parts.model.state_dict().values())
     one = weights * (4 if settings.ema else 3)  # with an optimizer of two moments
     needed = one * (settings.keep or 1) + one + weights
-    held = sum(path.stat().st_size for path in checkpoint.found(folder / CHECKPOINTS))
+    held = sum(path.lstat().st_size for path in checkpoint.found(folder / CHECKPOINTS))  # a link may lead nowhere
     free = shutil.disk_usage(folder).free
     if free + held < needed:
         raise SettingsError(

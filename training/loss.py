@@ -15,6 +15,7 @@ bfloat16 logit would be rounded to steps of 0.5.
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import open_clip
@@ -24,6 +25,7 @@ from open_clip.transformer import to_2tuple
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from open_clip_linear.convert.weights import WeightsError, load_weights
 from training import rng
 from training.distributed import World
 from training.settings import Settings, SettingsError
@@ -99,10 +101,21 @@ def _load_teacher(settings: Settings, device: torch.device) -> nn.Module:
             name, pretrained=settings.distill_pretrained, device=device, output_dict=True, require_pretrained=True
         )
     except Exception as error:  # OpenCLIP, torch and safetensors raise every kind for files that do not fit
+        reason = _no_weights(Path(settings.distill_pretrained)) or str(error) or type(error).__name__
         raise SettingsError(
             f"--distill-model {name} with --distill-pretrained {settings.distill_pretrained}: "
-            f"{' '.join(str(error).split())[:600] or type(error).__name__}"
+            f"{' '.join(reason.split())[:600]}"
         ) from error
+
+
+def _no_weights(path: Path) -> str:
+    """Why a file holds no weights; empty where it does, or where there is no such file."""
+    try:
+        if path.is_file():
+            load_weights(path)
+    except WeightsError as error:
+        return str(error)
+    return ""
 
 
 def forward_backward(

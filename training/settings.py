@@ -14,6 +14,7 @@ import timm.optim
 from open_clip.transform import AugmentationCfg, image_transform
 from PIL import Image
 
+from data_prep.manifest import MANIFEST
 from open_clip_linear import add_model_configs
 from open_clip_linear.spec import nearest
 
@@ -21,6 +22,7 @@ PRECISIONS = ("auto", "fp32", "amp_bf16", "amp")
 SCHEDULES = ("cosine", "const", "const-cooldown")
 DECODERS = ("fast", "pil")
 REPORTS = ("tensorboard", "wandb")
+LARGEST_SIDE = 8192  # pixels
 
 
 class SettingsError(ValueError):
@@ -95,8 +97,10 @@ class Settings:
     )
     aug_cfg: dict[str, Any] = _setting({}, "OpenCLIP's augmentation settings, as key=value words")
     # --- optimisation ---
-    epochs: float = _setting(0.0, "length of the run in epochs; --max-steps instead gives it in steps", least=0)
-    max_steps: int = _setting(0, "length of the run in optimizer steps; the schedule ends there", least=0)
+    epochs: float = _setting(
+        0.0, "length of the run in epochs; --max-steps instead gives it in steps", least=0, below=2**31
+    )
+    max_steps: int = _setting(0, "length of the run in optimizer steps; the schedule ends there", least=0, below=2**31)
     batch_size: int = _setting(64, "image-text pairs per process and forward pass", least=1)
     accum_freq: int = _setting(1, "batches that make one step, with the loss of all of them together", least=1)
     opt: str = _setting("adamw", "adamw, or timm/NAME for one of timm's optimizers, such as timm/nmuon")
@@ -171,6 +175,11 @@ def check(settings: Settings) -> None:
     for name in ("model", "train_data", "output"):
         if not getattr(settings, name):
             raise SettingsError(f"{option(name)} is missing: give it as an option or in the recipe")
+    if "/" in settings.name or settings.name == "..":
+        raise SettingsError(
+            f"--name must be a plain name, as the run's folder is OUTPUT/NAME: found {settings.name!r}; give the path "
+            "before it as --output"
+        )
     _check_length(settings)
     _check_model(settings)
     _check_optimizer(settings)
@@ -221,8 +230,27 @@ def _check_model(settings: Settings) -> None:
             raise SettingsError(f"{option(name)} {model!r} is unknown{nearest(model, open_clip.list_models())}")
     if "multimodal_cfg" in open_clip.get_model_config(settings.model):
         raise SettingsError(f"--model {settings.model!r} is a CoCa model; this trainer has no captioning loss")
-    if len(settings.force_image_size) > 2 or not all(type(n) is int and n > 0 for n in settings.force_image_size):
-        raise SettingsError(f"force_image_size must be one or two sizes in pixels, found {settings.force_image_size}")
+    sides = settings.force_image_size
+    if len(sides) > 2 or not all(type(n) is int and 0 < n <= LARGEST_SIDE for n in sides):
+        raise SettingsError(
+            f"force_image_size must be one or two sizes in pixels, each from 1 to {LARGEST_SIDE}, found {sides}"
+        )
+    _check_unlocked(settings, "lock_image_unlocked_groups", "vision_cfg")
+    _check_unlocked(settings, "lock_text_unlocked_layers", "text_cfg")
+
+
+def _check_unlocked(settings: Settings, name: str, tower: str) -> None:
+    """Raise SettingsError where OpenCLIP's own tower has fewer groups; it would train all of them without a word."""
+    config = open_clip.get_model_config(settings.model)[tower]
+    if "timm_model_name" in config or "hf_model_name" in config:
+        return
+    layers = config.get("layers", 12)  # OpenCLIP's default; of a ResNet a list, which cannot be unlocked in part
+    groups = layers + 2 if isinstance(layers, int) else 0  # the embeddings before the layers, the projection after them
+    if getattr(settings, name) > groups:
+        raise SettingsError(
+            f"{option(name)} must be at most {groups} with --model {settings.model}, which has no more groups to "
+            f"unlock: found {getattr(settings, name)}"
+        )
 
 
 def _check_optimizer(settings: Settings) -> None:
@@ -276,7 +304,9 @@ def _check_together(settings: Settings) -> None:
         )
     if (settings.imagenet_val or settings.val_data) and not settings.zeroshot_frequency:
         raise SettingsError("--zeroshot-frequency 0 leaves out the evaluation that --imagenet-val or --val-data names")
-    for report in filter(None, settings.report_to.split(",")):
+    if settings.val_data and Path(settings.val_data).is_file() and Path(settings.val_data).name != MANIFEST:
+        raise SettingsError(f"--val-data must be a {MANIFEST} or its folder, found {settings.val_data!r}")
+    for report in settings.report_to.split(",") if settings.report_to else ():
         if report not in REPORTS:
             raise SettingsError(f"--report-to {report!r} is unknown; known: {', '.join(REPORTS)}")
 

@@ -160,6 +160,9 @@ def test_teachers_that_cannot_teach_are_refused_with_a_sentence(teacher_file, tm
         built("distill", teacher_file, model="grad-bias")
     with pytest.raises(SettingsError, match=r"--distill-pretrained .*none.pt"):
         built("distill", str(tmp_path / "none.pt"))
+    (tmp_path / "text").write_text("root:x:0:0:root:/root:/bin/bash")
+    with pytest.raises(SettingsError, match=r"text is no PyTorch checkpoint; it has 31 bytes"):
+        built("distill", str(tmp_path / "text"))
     torch.save(open_clip.create_model("grad-eq7").state_dict(), tmp_path / "other.pt")
     with pytest.raises(SettingsError, match="eq7:scale=mean"):
         built("distill", str(tmp_path / "other.pt"))

@@ -152,6 +152,21 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(zygote, recipe, 
     assert_equal_runs(tmp_path, unbroken(workers=0))
 
 
+def test_what_only_looks_like_checkpoints_is_passed_over(zygote, recipe, tmp_path, unbroken):
+    command = words(recipe, tmp_path, workers=0)
+    zygote.run_until("step 11/", signal.SIGKILL, *command)  # step 9's or 6's is the newest
+    folder = tmp_path / "checkpoints"
+    (folder / "step-00000098.pt").symlink_to("nowhere")
+    (folder / "step-00000098.pt.sha256").write_text("0" * 64)
+    (folder / "step-00000099.pt").write_bytes(b"")
+    (folder / "step-00000099.pt.sha256").mkdir()
+    ended = zygote.run(*command)
+    assert ended.codes == [0], ended.output
+    assert "step-00000098.pt is passed over: " in ended.output
+    assert "step-00000099.pt.sha256: Is a directory" in ended.output
+    assert_equal_runs(tmp_path, unbroken(workers=0))
+
+
 def test_a_finished_run_is_left_alone(zygote, recipe, unbroken):
     folder = unbroken(workers=0)
     before = (folder / "checkpoint.pt").stat().st_mtime_ns

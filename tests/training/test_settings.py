@@ -67,6 +67,19 @@ def test_augmentation_words_are_literals():
         (["--val-data", "x", "--zeroshot-frequency", "0"], "leaves out the evaluation"),
         (["--report-to", "tensorboard,mlflow"], "--report-to 'mlflow' is unknown"),
         (["--force-image-size", "0"], "one or two sizes in pixels"),
+        (["--force-image-size", "100000"], "one or two sizes in pixels, each from 1 to 8192, found .100000"),
+        (["--max-steps", "99999999999999999999"], "max_steps must be less than 2147483648"),
+        (["--max-steps", "2", "--epochs", "1e300"], "epochs must be less than 2147483648"),
+        (["--name", "/tmp/x"], "--name must be a plain name.*found '/tmp/x'; give the path before it as --output"),
+        (["--name", ".."], "--name must be a plain name"),
+        (["--val-data", str(RECIPE), "--zeroshot-frequency", "1"], "--val-data must be a manifest.jsonl or its folder"),
+        (["--report-to", "tensorboard,"], "--report-to '' is unknown; known: tensorboard, wandb"),
+        (
+            ["--model", "ViT-S-16-eq7", "--lock-image", "--lock-image-unlocked-groups", "15"],
+            "--lock-image-unlocked-groups must be at most 14 with --model ViT-S-16-eq7, .*found 15",
+        ),
+        (["--model", "RN50", "--lock-image", "--lock-image-unlocked-groups", "1"], "must be at most 0 with"),
+        (["--model", "ViT-S-16-eq7", "--lock-text", "--lock-text-unlocked-layers", "15"], "must be at most 14 with"),
         (["--force-image-size", "1", "2", "3"], "one or two sizes in pixels"),
         (["--model-configs", "nowhere"], "nowhere: no such folder"),
         (["--aug-cfg", "scale=(0.9,0.1)"], "cannot be used by OpenCLIP: ."),
@@ -127,6 +140,12 @@ def test_no_option_is_a_beginning_of_one_of_torchruns():
     ours = {word for action in command_line.parser()._actions for word in action.option_strings if word[:2] == "--"}
     clashing = {ours_: [word for word in own if word.startswith(ours_)] for ours_ in ours - {"--help"}}
     assert not {word: many for word, many in clashing.items() if many}
+
+
+def test_a_list_without_a_number_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        resolve("--config", RECIPE, "--force-image-size")
+    assert "--force-image-size: expected at least one argument" in capsys.readouterr().err
 
 
 def test_what_something_hears_or_nothing_is_asked_of_is_accepted():
