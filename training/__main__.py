@@ -15,7 +15,7 @@ from data_prep.errors import DataError
 from evaluate.errors import RefusedError
 from training import command_line, folder
 from training.checkpoint import CheckpointError
-from training.distributed import join
+from training.distributed import end_with_torchrun, join, peer_lost
 from training.dry_run import dry_run
 from training.settings import SettingsError
 from training.signals import EXIT_STOPPED, StopRequest
@@ -24,12 +24,15 @@ from training.train import TrainingError, train
 
 def main() -> int:
     """The exit code; `--help` says what each means."""
+    for stream in (sys.stdout, sys.stderr):  # a member's name may hold what no encoding has
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     arguments = command_line.parser().parse_args()
     # Random weights are what a run starts from; OpenCLIP warns of them on the root logger.
     logging.getLogger().addFilter(lambda record: "initialized randomly" not in record.getMessage())
     where = f" (process {os.environ['RANK']})" if "RANK" in os.environ else ""
     command = "python -m training " + shlex.join(sys.argv[1:])
     stop = StopRequest()
+    end_with_torchrun()
     try:
         settings = command_line.resolve(arguments)
         with join() as world, ExitStack() as held:
@@ -59,9 +62,13 @@ def main() -> int:
         print(f"error{where}: {error}; checkpoints written before are whole", file=sys.stderr)
         return 1
     except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+        if lost := peer_lost(error):
+            text = f"another process of the run ended or cannot be reached: {lost}"
+        elif "DataLoader worker" in str(error):
+            text = f"{error} If memory ran out, use fewer workers."
+        else:
             raise
-        print(f"error{where}: {error} If memory ran out, use fewer workers.", file=sys.stderr)
+        print(f"error{where}: {text}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(

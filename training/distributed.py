@@ -1,6 +1,9 @@
 """Which process this is, under torchrun or alone; gloo on CPUs, nccl on GPUs; and what all processes agree on."""
 
+import ctypes
 import os
+import re
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +17,9 @@ from torch import Tensor
 from training.settings import SettingsError
 
 Result = TypeVar("Result")
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+# What gloo and nccl say then; gloo's errors are plain RuntimeErrors that begin with its source file.
+_LOST = re.compile(r"gloo/transport/.*(by peer|Broken pipe|[Tt]imed out)|ncclRemoteError")
 
 
 @dataclass(frozen=True)
@@ -67,11 +73,21 @@ class World:
         return everyone
 
 
+def _number(variable: str, default: int) -> int:
+    """A number in the environment."""
+    value = os.environ.get(variable, str(default))
+    if not value.isdecimal():
+        raise SettingsError(f"{variable} in the environment must be a number, found {value!r}; unset it")
+    return int(value)
+
+
 @contextmanager
 def join() -> Iterator[World]:
-    """Join the process group that torchrun describes in the environment, or run alone."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    """Join the process group that torchrun describes in the environment, or run alone.
+
+    Raises SettingsError where the environment describes none, or there are more processes than GPUs.
+    """
+    size, local_rank = _number("WORLD_SIZE", 1), _number("LOCAL_RANK", 0)
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         if local_rank >= torch.cuda.device_count():
@@ -83,7 +99,12 @@ def join() -> Iterator[World]:
     if size == 1:
         yield World(0, 1, device)
         return
-    store, rank, size = next(dist.rendezvous("env://"))
+    try:
+        store, rank, size = next(dist.rendezvous("env://"))
+    except ValueError as error:  # a variable is missing or no number; the message names it
+        raise SettingsError(
+            f"WORLD_SIZE is {size} in the environment, but {error}; start the run by torchrun, or unset WORLD_SIZE"
+        ) from error
     # torchrun keeps one store over its restarts (2.14): a process that came back would now and then find the addresses
     # of those that died, and wait for them.
     attempt = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
@@ -92,3 +113,16 @@ def join() -> Iterator[World]:
     patient = dist.new_group(backend="gloo", timeout=timedelta(days=1))
     yield World(rank, size, device, patient)  # type: ignore[arg-type]
     dist.destroy_process_group()  # not after an error: the others may be waiting in a collective, and this would too
+
+
+def end_with_torchrun() -> None:
+    """Have Linux send this process SIGTERM when the torchrun that started it dies: one that is killed stops nobody."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def peer_lost(error: RuntimeError) -> str:
+    """torch's last line on a connection to another process that broke, as it does when that one ends; else empty."""
+    text = str(error).strip()
+    is_lost = isinstance(error, dist.DistNetworkError | dist.DistStoreError) or _LOST.search(text)
+    return text.splitlines()[-1] if text and is_lost else ""

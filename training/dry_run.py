@@ -1,6 +1,7 @@
 """`--dry-run`: everything is built, ten steps are timed, and what the run would be is printed; nothing is written."""
 
 import resource
+import sys
 import time
 from typing import Any
 
@@ -23,6 +24,13 @@ def dry_run(settings: Settings, world: World) -> dict[str, Any]:
     """
     setup = build_setup(settings, world, None)
     total = setup.steps(Progress())
+    found, wanted = setup.parts.loader.samples, setup.epoch_samples
+    if world.is_first and not found / 2 <= wanted <= 2 * found:
+        print(
+            f"warning: --train-num-samples says that an epoch has {wanted:,} samples, and the data has {found:,}; "
+            "epochs here are of the former",
+            file=sys.stderr,
+        )
     setup.parts.model.train()
     seconds = []
     for _ in range(min(TIMED_STEPS, total)):
@@ -50,6 +58,7 @@ def dry_run(settings: Settings, world: World) -> dict[str, Any]:
         "steps": total,
         "samples": total * setup.global_batch,
         "epoch_samples": setup.epoch_samples,
+        "data_samples": setup.parts.loader.samples,
         "epochs": total * setup.global_batch / setup.epoch_samples,
         "step_seconds": steady,
         "images_per_s": setup.global_batch / steady,

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +17,9 @@ import torch
 
 from training import checkpoint
 from training.command_line import parser, resolve
-from training.distributed import World
+from training.distributed import World, join, peer_lost
 from training.folder import locked
+from training.settings import SettingsError
 from training.setup import Setup
 from training.signals import StopRequest
 from training.train import TrainingError, train, update
@@ -298,6 +300,14 @@ def test_refusals_come_before_any_work(zygote, recipe, tmp_path):
     assert ended.codes == [2]
     assert "no such file; give a checkpoint's path, or auto" in ended.output
 
+    ended = zygote.run("--config", recipe, "--output", tmp_path / "y", "--resume", recipe)
+    assert ended.codes == [2]
+    assert "there is no shapes.toml.sha256 beside it, so it is no checkpoint of this trainer" in ended.output
+
+    ended = zygote.run("--config", recipe, "--output", tmp_path / "y", "--resume", tmp_path)
+    assert ended.codes == [2]
+    assert f"--resume {tmp_path}: is a folder" in ended.output
+
 
 def test_a_loss_that_is_no_number_ends_the_run_with_the_step(zygote, recipe, tmp_path):
     ended = zygote.run(
@@ -314,11 +324,82 @@ def test_a_dry_run_says_what_the_run_would_be_and_writes_nothing(zygote, recipe,
     assert ended.codes == [0], ended.output
     figures = json.loads(ended.output[ended.output.index("{") :])
     assert (figures["steps"], figures["samples"], figures["epochs"]) == (90, 720, 20)
+    assert (figures["epoch_samples"], figures["data_samples"]) == (36, 36)
+    assert "warning" not in ended.output
     model = open_clip.create_model("tiny-emoji-eq7mean")
     assert figures["parameters"] == sum(p.numel() for p in model.parameters())
     assert figures["image_gmacs"] > 0
     assert figures["hours"] == pytest.approx(90 * figures["step_seconds"] / 3600)
     assert not (tmp_path / "dry").exists()
+
+
+def test_a_dry_run_says_when_the_data_is_not_what_the_recipe_means(zygote, recipe, tmp_path):
+    ended = zygote.run("--config", recipe, "--output", tmp_path, "--train-num-samples", "400_000_000", "--dry-run")
+    assert ended.codes == [0], ended.output
+    assert (
+        "warning: --train-num-samples says that an epoch has 400,000,000 samples, and the data has 36" in ended.output
+    )
+    figures = json.loads(ended.output[ended.output.index("{") :])
+    assert (figures["epoch_samples"], figures["data_samples"]) == (400_000_000, 36)
+
+
+def test_names_that_no_encoding_has_are_printed(zygote, recipe, tmp_path):
+    with tarfile.open(tmp_path / "00000.tar", "w", format=tarfile.GNU_FORMAT) as tar:
+        for number in range(16):
+            tar.addfile(tarfile.TarInfo(f"\udcff{number}.txt"))
+    (tmp_path / "sizes.json").write_text('{"00000.tar": 16}')
+    words = ("--config", recipe, "--output", tmp_path / "run", "--unique-key", "")
+    ended = zygote.run(*words, "--train-data", tmp_path / "00000.tar")
+    assert ended.codes == [1], ended.output
+    assert re.search(r"00000\.tar:\\udcff\d+ \(no picture", ended.output), ended.output
+    assert "Traceback" not in ended.output
+    assert events(tmp_path / "run")[-1]["event"] == "failed"
+
+
+def test_the_end_of_another_process_is_said_in_a_line(zygote, recipe, tmp_path):
+    zygote.start("--config", recipe, "--output", tmp_path, "--batch-size", 4, "--max-steps", 500, world=2)
+    output = ""
+    for line in zygote.lines():
+        if "step 3/" in line and "step 3/" not in output:
+            os.kill(zygote.pids[1], signal.SIGKILL)
+        output += line
+    assert zygote.codes == [1, -signal.SIGKILL], output
+    assert re.search(r"error \(process 0\): another process of the run ended or cannot be reached: .*gloo", output)
+    assert "Traceback" not in output
+
+
+def test_errors_of_another_sort_are_not_taken_for_a_lost_process():
+    assert peer_lost(RuntimeError("[/x/gloo/transport/tcp/pair.cc:463] op.preamble.length <= op.nbytes")) == ""
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2 in the environment, but .*RANK expected, but not set; start the run by"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE in the environment must be a number, found 'two'; unset it"),
+    ],
+)
+def test_half_an_environment_of_torchrun_is_refused(monkeypatch, found, message):
+    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=message), join():
+        pass
+
+
+@pytest.mark.slow
+def test_a_torchrun_that_is_killed_leaves_a_checkpoint_and_no_process(recipe, tmp_path):
+    running = torchrun("--config", recipe, "--output", tmp_path, "--batch-size", 4, "--max-steps", 5000)
+    output = ""
+    for line in running.stdout:  # until the last process that holds it has ended
+        if "step 3/" in line and "step 3/" not in output:
+            running.kill()
+        output += line
+    assert running.wait() == -signal.SIGKILL
+    last = events(tmp_path)[-1]
+    assert (last["event"], last["text"]) == ("stopped", "stopped by SIGTERM; --resume auto continues"), output
+    assert checkpoint.step_of(checkpoint.newest(tmp_path / "checkpoints", pytest.fail)) == last["step"]
 
 
 def test_help_shows_an_example_and_the_exit_codes(zygote):
