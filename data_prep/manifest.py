@@ -2,7 +2,8 @@
 
     {"shard": "00000.tar", "bytes": 4382720, "sha256": "…", "samples": 1000}
 
-Readers open only what the manifest names, so a stray or half-written tar is never read.
+Readers open only what the manifest names, so a stray or half-written tar is never read. A downloaded set's lines also
+have "failures": how many samples are missing, by reason.
     entries = read_manifest("data/emoji/train"); total = sum(entry.samples for entry in entries)
 """
 
@@ -10,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,16 @@ MANIFEST = "manifest.jsonl"
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """One shard as the manifest describes it; `shard` is a plain file name in the manifest's folder."""
+    """One shard as the manifest describes it; `shard` is its name in the manifest's folder or below: "a/00000.tar".
+
+    `failures` counts by reason the samples that could not be downloaded.
+    """
 
     shard: str
     bytes: int
     sha256: str
     samples: int
+    failures: dict[str, int] = field(default_factory=dict, compare=False)
 
 
 def read_manifest(folder: Path | str) -> list[ShardEntry]:
@@ -68,16 +73,16 @@ def parse_manifest(text: str, name: str) -> list[ShardEntry]:
     return entries
 
 
-def write_manifest(folder: Path | str, entries: Sequence[ShardEntry]) -> None:
+def write_manifest(folder: Path | str, entries: Sequence[ShardEntry], name: str = MANIFEST) -> None:
     """Write the folder's manifest in one step.
 
     Raises:
         DataError: an entry that `read_manifest` would refuse, or no entry.
     """
-    path = Path(folder) / MANIFEST
+    path = Path(folder) / name
     if not entries:
         raise DataError(f"{path} would name no shard")
-    lines = [json.dumps(asdict(entry)) for entry in entries]
+    lines = [_line(entry) for entry in entries]
     for line in lines:
         _parse_line(line, f"entry for {path}")
     _check_unique(entries, path)
@@ -90,6 +95,12 @@ def sha256_file(path: Path | str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _line(entry: ShardEntry) -> str:
+    """One entry as its line; without failures it has the four fields of old."""
+    record = asdict(entry)
+    return json.dumps(record if entry.failures else {key: record[key] for key in record if key != "failures"})
+
+
 def _parse_line(line: str, where: str) -> ShardEntry:
     """One manifest line to an entry; `where` starts the error message."""
     try:
@@ -99,8 +110,10 @@ def _parse_line(line: str, where: str) -> ShardEntry:
     if not isinstance(record, dict):
         raise DataError(f"{where}: expected an object, found {type(record).__name__}")
     shard = _field(record, "shard", str, where)
-    if shard in ("", ".", "..") or re.search(r"[/\\\x00-\x1f]", shard):
-        raise DataError(f"{where}: 'shard' must be a plain file name, found {shard!r}")
+    if re.search(r"[\\\x00-\x1f]", shard) or not {"", ".", ".."}.isdisjoint(shard.split("/")):
+        raise DataError(
+            f"{where}: 'shard' must be a plain file name, or a path below the manifest's folder, found {shard!r}"
+        )
     sha256 = _field(record, "sha256", str, where)
     if not re.fullmatch(r"[0-9a-f]{64}", sha256):
         raise DataError(f"{where}: 'sha256' must be 64 hexadecimal digits, found {sha256!r}")
@@ -108,7 +121,15 @@ def _parse_line(line: str, where: str) -> ShardEntry:
     for name, value in counts.items():
         if value < 0:
             raise DataError(f"{where}: '{name}' must not be negative, found {value}")
-    return ShardEntry(shard=shard, sha256=sha256, **counts)
+    return ShardEntry(shard=shard, sha256=sha256, failures=_failures(record, where), **counts)
+
+
+def _failures(record: dict[str, Any], where: str) -> dict[str, int]:
+    """Counts by reason; a manifest may have none."""
+    failures = record.get("failures", {})
+    if not isinstance(failures, dict) or not all(type(count) is int and count >= 0 for count in failures.values()):
+        raise DataError(f"{where}: 'failures' must be counts by reason, found {failures!r}")
+    return failures
 
 
 def _field(record: dict[str, Any], name: str, kind: type, where: str) -> Any:

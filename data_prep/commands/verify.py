@@ -33,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the subcommand takes."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder with shards, at any depth")
     add_limits(parser)
+    parser.add_argument(
+        "--quarantine",
+        action="store_true",
+        help="move unsound shards to DIR/quarantine, with a JSON that says why",
+    )
     parser.add_argument("--state", type=Path, metavar="DIR", help="where verify.jsonl is kept (default: DIR itself)")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
@@ -79,9 +84,12 @@ def options_of(args: argparse.Namespace, state: Path | None) -> "Options":
 
 def run(args: argparse.Namespace) -> None:
     """The verify subcommand."""
+    from data_prep.laion.quarantine import set_aside
     from data_prep.laion.verify import as_json, verify
 
     result = verify(args.folder, options_of(args, args.state))
+    if args.quarantine:
+        set_aside(args.folder, result.unsound)
     print(json.dumps(as_json(result)) if args.json else summary(result))
     refuse_unsound(result)
 

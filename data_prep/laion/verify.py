@@ -85,13 +85,13 @@ class Result:
         return total
 
 
-def verify(root: Path, options: Options) -> Result:
-    """Verify every `*.tar` under `root`, but for its quarantine.
+def verify(root: Path, options: Options, names: Sequence[str] | None = None) -> Result:
+    """Verify the shards of these names below `root`; every `*.tar` but for its quarantine's where None.
 
     Raises:
         DataError: no such folder, no shard, another process that verifies it, or a worker that was killed.
     """
-    names = shards_under(root)
+    names = shards_under(root) if names is None else names
     if not names:
         raise DataError(f"{root} has no *.tar below it; name the folder of the shards, or download them first")
     started = time.monotonic()

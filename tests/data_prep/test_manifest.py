@@ -59,9 +59,11 @@ def test_sha256_file(tmp_path: Path) -> None:
         ({"shard": "a.tar", "bytes": True, "sha256": HASH, "samples": 1}, "line 2: 'bytes' must be int, found True"),
         ({"shard": "a.tar", "bytes": 3, "sha256": HASH, "samples": -1}, "line 2: 'samples' must not be negative"),
         ({"shard": "a.tar", "bytes": 3, "sha256": "f00", "samples": 1}, "line 2: 'sha256' must be 64 hexadecimal"),
+        ({**asdict(entry()), "failures": {"HTTP 404": -1}}, "line 2: 'failures' must be counts by reason"),
+        ({**asdict(entry()), "failures": [1]}, "line 2: 'failures' must be counts by reason"),
         *[
             ({"shard": name, "bytes": 3, "sha256": HASH, "samples": 1}, "line 2: 'shard' must be a plain file name")
-            for name in ("../a.tar", "/etc/passwd", "a\\b.tar", "..", "", "a\0b")
+            for name in ("../a.tar", "/etc/passwd", "a\\b.tar", "..", "", "a\0b", "a/../b", "a//b", "./a", "a/")
         ],
     ],
 )
@@ -113,3 +115,19 @@ def test_write_refuses_what_read_would(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="plain file name"):
         write_manifest(tmp_path, [entry("../a.tar")])
     assert not (tmp_path / MANIFEST).exists()
+
+
+def test_shards_in_folders_below(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "0.tar").write_bytes(b"abc")
+    write_manifest(tmp_path, [ShardEntry("a/b/0.tar", 3, HASH, 1)])
+    assert [e.shard for e in read_manifest(tmp_path)] == ["a/b/0.tar"]
+
+
+def test_failures_stand_only_where_there_are_some(tmp_path: Path) -> None:
+    for name in ("0.tar", "1.tar"):
+        (tmp_path / name).write_bytes(b"abc")
+    write_manifest(tmp_path, [ShardEntry("0.tar", 3, HASH, 1), ShardEntry("1.tar", 3, HASH, 1, {"HTTP 404": 2})])
+    assert [e.failures for e in read_manifest(tmp_path)] == [{}, {"HTTP 404": 2}]
+    lines = (tmp_path / MANIFEST).read_text().splitlines()
+    assert list(json.loads(lines[0])) == ["shard", "bytes", "sha256", "samples"]

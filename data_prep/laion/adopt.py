@@ -1,0 +1,60 @@
+"""A manifest for shards that are there already: someone's LAION download, CC12M, DataComp. They stay as they are.
+
+    result = adopt(Path("/data/cc12m"), Path("/data/cc12m/manifest.jsonl"), Options(), leave_out=False)
+
+A manifest names shards beside or below it. Where it is to stand elsewhere, links to the shards are made beside it.
+"""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from data_prep.errors import DataError
+from data_prep.laion.collect import failures_of, write_lists
+from data_prep.laion.verify import Options, Result, verify
+from data_prep.manifest import ShardEntry
+
+
+def adopt(root: Path, file: Path, options: Options, leave_out: bool) -> Result:
+    """Verify all shards under `root` and write the manifest `file` of them, with `sizes.json` beside it.
+
+    Args:
+        leave_out: name the sound shards alone, where others are there. Nothing is written then without it.
+
+    Raises:
+        DataError: as `verify`, no sound shard, or something else stands where a link is to be.
+    """
+    folder = file.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    if options.state is None and not os.access(root, os.W_OK):
+        options = replace(options, state=folder)
+    result = verify(root, options)
+    if result.unsound and not leave_out:
+        return result
+    sound = [verdict.report for verdict in result.verdicts if not verdict.against]
+    here, there = folder.resolve(), root.resolve()
+    below = there.relative_to(here) if there.is_relative_to(here) else None
+    if below is None:
+        for report in sound:
+            _link(folder / report.name, there / report.name)
+    entries = [
+        ShardEntry(
+            str((below or Path()) / report.name),
+            report.bytes,
+            report.sha256,
+            report.samples,
+            failures_of(root / report.name),
+        )
+        for report in sound
+    ]
+    write_lists(folder, entries, file.name)
+    return result
+
+
+def _link(link: Path, shard: Path) -> None:
+    if link.is_symlink() and os.readlink(link) == str(shard):
+        return
+    if os.path.lexists(link):
+        raise DataError(f"{link} is there and no link to {shard}; remove it, or give --output in another folder")
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(shard)

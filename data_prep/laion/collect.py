@@ -1,0 +1,94 @@
+"""From downloaded parts to what training reads: `shards/`, with `manifest.jsonl` and OpenCLIP's `sizes.json`.
+
+    result = collect(Path("laion"), Options())
+
+Shards that `download` has finished are verified; sound ones move to `shards/` as they are, by a rename on the same
+disk, and the others to `quarantine/`: `download` then finds them missing and makes them again. Only then is the
+manifest written, from all of `shards/`. Killed anywhere, it goes on: a shard is always in one of the three places.
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from data_prep import atomic
+from data_prep.errors import DataError
+from data_prep.laion.quarantine import set_aside
+from data_prep.laion.verify import PARTS, SHARDS, Options, Result, collected_as, downloaded_as, shards_under, verify
+from data_prep.manifest import MANIFEST, ShardEntry, write_manifest
+
+SIZES = "sizes.json"
+
+
+def collect(root: Path, options: Options) -> Result:
+    """Verify, move and record; to be called when no download of `root` is running.
+
+    Returns:
+        The verdicts, with the names that the shards had before.
+
+    Raises:
+        DataError: nothing was downloaded, or a shard of a name that is collected was downloaded again.
+    """
+    names = [name for name in shards_under(root) if name.startswith(f"{SHARDS}/") or _finished(root, name)]
+    if not names:
+        raise DataError(f"{root} has no downloaded shard; run: python -m data_prep download, first")
+    result = verify(root, options, names)
+    set_aside(root, result.unsound)
+    (root / SHARDS).mkdir(exist_ok=True)
+    for verdict in result.verdicts:
+        if not verdict.against and verdict.report.name.startswith(f"{PARTS}/"):
+            _take(root, verdict.report.name)
+    write_lists(root / SHARDS, list(_entries(root, result)))
+    return result
+
+
+def write_lists(folder: Path, entries: list[ShardEntry], name: str = MANIFEST) -> None:
+    """Write `sizes.json` and then the manifest, so that a manifest is never without it.
+
+    Raises:
+        DataError: no shard holds a sample.
+    """
+    entries = [entry for entry in entries if entry.samples]
+    if not entries:
+        raise DataError(f"{folder}: no sound shard holds a sample; see what was wrong with them (quarantine/*.json)")
+    sizes = {entry.shard: entry.samples for entry in entries}
+    atomic.write_text(folder / SIZES, json.dumps(sizes, indent=0) + "\n")
+    write_manifest(folder, entries, name)
+
+
+def failures_of(shard: Path) -> dict[str, int]:
+    """What img2dataset's statistics beside a shard say of samples that it could not get, by reason."""
+    try:
+        counts = json.loads(shard.with_name(f"{shard.stem}_stats.json").read_bytes())["status_dict"]
+        return {str(reason): int(count) for reason, count in sorted(counts.items()) if reason != "success"}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _finished(root: Path, name: str) -> bool:
+    """Whether img2dataset wrote a shard of a part to its end; it may be damaged all the same."""
+    path = root / name
+    return (
+        len(name.split("/")) == 3
+        and name.startswith(f"{PARTS}/")
+        and path.with_name(f"{path.stem}_stats.json").exists()
+    )
+
+
+def _take(root: Path, name: str) -> None:
+    source, target = root / name, root / collected_as(name)
+    if target.exists():
+        raise DataError(f"{source} was downloaded again though {target} is there; remove one of them")
+    os.rename(source, target)
+    atomic.fsync(target.parent)
+    atomic.fsync(source.parent)
+
+
+def _entries(root: Path, result: Result) -> Iterable[ShardEntry]:
+    """Of the sound shards, in the order of their names in `shards/`."""
+    sound = {verdict.report.name: verdict.report for verdict in result.verdicts if not verdict.against}
+    placed = {collected_as(name) if name.startswith(f"{PARTS}/") else name: report for name, report in sound.items()}
+    for name, report in sorted(placed.items()):
+        failures = failures_of(root / (downloaded_as(name) or name))
+        yield ShardEntry(name.removeprefix(f"{SHARDS}/"), report.bytes, report.sha256, report.samples, failures)

@@ -1,0 +1,248 @@
+"""Tests of what happens to verified shards: collected, put aside, adopted, checked; and that a kill loses none."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import webdataset
+from shard_files import downloaded, samples, write_record, write_tar
+
+from data_prep.__main__ import main
+from data_prep.errors import DataError
+from data_prep.laion import findings as why
+from data_prep.laion.adopt import adopt
+from data_prep.laion.check import check
+from data_prep.laion.collect import collect
+from data_prep.laion.verify import Options, collected_as, downloaded_as
+from data_prep.manifest import MANIFEST, read_manifest
+
+ALONE = Options(workers=1)
+
+
+def download(root: Path) -> dict[str, bytes]:
+    """Two parts and a retry with a damaged shard, an empty one and an unfinished one; the sound ones by new name."""
+    first = root / "parts" / "00000"
+    sound = [downloaded(first, 0), downloaded(root / "parts/00000-retry1", 5), downloaded(root / "parts/00001", 8)]
+    damaged = downloaded(first, 1)
+    damaged.write_bytes(damaged.read_bytes()[:5000])
+    write_record(write_tar(first / "00002.tar", []), [], ["000020000"])
+    (first / "00003.tar").write_bytes(b"half")
+    names = ["00000-00000.tar", "00000r1-00005.tar", "00001-00008.tar"]
+    return {name: path.read_bytes() for name, path in zip(names, sound, strict=True)}
+
+
+def tars(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*.tar"))
+
+
+def test_names() -> None:
+    for old, new in (
+        ("parts/00001/00002.tar", "shards/00001-00002.tar"),
+        ("parts/00001-retry2/00000.tar", "shards/00001r2-00000.tar"),
+    ):
+        assert collected_as(old) == new
+        assert downloaded_as(new) == old
+    for other in ("00000.tar", "shards/a.tar", "shards/a/0-1.tar", "parts/00000/00000.tar"):
+        assert downloaded_as(other) is None
+
+
+def test_collect(tmp_path: Path) -> None:
+    sound = download(tmp_path)
+    result = collect(tmp_path, ALONE)
+    assert [verdict.report.name for verdict in result.unsound] == ["parts/00000/00001.tar"]
+    assert tars(tmp_path) == sorted(
+        [
+            "parts/00000/00003.tar",
+            "quarantine/parts-00000-00001.tar",
+            "shards/00000-00002.tar",
+            *(f"shards/{name}" for name in sound),
+        ]
+    )
+    shards = tmp_path / "shards"
+    entries = read_manifest(shards)
+    assert {entry.shard: entry.sha256 for entry in entries} == {
+        name: hashlib.sha256(content).hexdigest() for name, content in sound.items()
+    }
+    assert [(entry.samples, entry.failures) for entry in entries] == [(4, {"HTTP Error 404: Not Found": 1})] * 3
+    assert json.loads((shards / "sizes.json").read_text()) == dict.fromkeys(sorted(sound), 4)
+    why_not = json.loads((tmp_path / "quarantine/parts-00000-00001.json").read_text())
+    assert why_not["shard"] == "parts/00000/00001.tar"
+    assert why.TAR in why_not["against"]
+    assert not (tmp_path / "parts/00000/00001_stats.json").exists()
+    assert (tmp_path / "parts/00000/00000_stats.json").exists()
+
+
+def test_collect_again_reads_nothing_and_takes_what_was_made_again(tmp_path: Path) -> None:
+    download(tmp_path)
+    collect(tmp_path, ALONE)
+    manifest = (tmp_path / "shards" / MANIFEST).read_bytes()
+    again = collect(tmp_path, ALONE)
+    assert (again.bytes_read, again.unsound) == (0, [])
+    assert (tmp_path / "shards" / MANIFEST).read_bytes() == manifest
+    downloaded(tmp_path / "parts/00000", 1)
+    assert collect(tmp_path, ALONE).samples_read == 4
+    assert len(read_manifest(tmp_path / "shards")) == 4
+
+
+class KilledError(BaseException):
+    """Stands for a kill: nothing after it is done."""
+
+
+@pytest.mark.parametrize("after", range(12))
+def test_killed_anywhere_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    download(tmp_path / "whole")
+    collect(tmp_path / "whole", ALONE)
+    root = tmp_path / "killed"
+    download(root)
+    left = after
+
+    def dying(real: Callable[..., Any]) -> Callable[..., Any]:
+        def rename(*arguments: Any) -> Any:
+            nonlocal left
+            if left == 0:
+                raise KilledError
+            left -= 1
+            return real(*arguments)
+
+        return rename
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", dying(os.rename))
+        patch.setattr(os, "replace", dying(os.replace))
+        try:
+            collect(root, ALONE)
+        except KilledError:
+            pass
+        else:
+            assert after > 8
+    collect(root, ALONE)
+    assert tars(root) == tars(tmp_path / "whole")
+    for name in (MANIFEST, "sizes.json"):
+        assert (root / "shards" / name).read_bytes() == (tmp_path / "whole/shards" / name).read_bytes()
+
+
+def test_a_collected_shard_that_rots_is_put_aside_and_made_again(tmp_path: Path) -> None:
+    download(tmp_path)
+    collect(tmp_path, ALONE)
+    rotten = tmp_path / "shards/00000-00000.tar"
+    content = bytearray(rotten.read_bytes())
+    content[700] ^= 1
+    rotten.write_bytes(content)
+    assert main(["verify", str(tmp_path), "--workers", "1", "--quarantine"]) == 1
+    assert (tmp_path / "quarantine/shards-00000-00000.tar").exists()
+    assert not (tmp_path / "parts/00000/00000_stats.json").exists()
+    assert "00000-00000.tar" not in [entry.shard for entry in read_manifest(tmp_path / "shards")]
+    downloaded(tmp_path / "parts/00000", 0)
+    collect(tmp_path, ALONE)
+    assert "00000-00000.tar" in [entry.shard for entry in read_manifest(tmp_path / "shards")]
+
+
+def test_put_aside_twice_under_one_name(tmp_path: Path) -> None:
+    for _ in range(2):
+        (tmp_path / "a.tar").write_bytes(b"bad")
+        assert main(["verify", str(tmp_path), "--workers", "1", "--again", "--quarantine"]) == 1
+    assert tars(tmp_path) == ["quarantine/a.2.tar", "quarantine/a.tar"]
+
+
+def test_a_name_that_is_collected_is_not_overwritten(tmp_path: Path) -> None:
+    download(tmp_path)
+    collect(tmp_path, ALONE)
+    write_tar(tmp_path / "parts/00000/00000.tar", samples(4, 70))
+    write_record(tmp_path / "parts/00000/00000.tar", [f"{n:09d}" for n in range(70, 74)])
+    with pytest.raises(DataError, match="was downloaded again though"):
+        collect(tmp_path, ALONE)
+
+
+def test_nothing_to_collect(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has no downloaded shard"):
+        collect(tmp_path, ALONE)
+    downloaded(tmp_path / "parts/00000", 0).write_bytes(b"bad")
+    with pytest.raises(DataError, match="no sound shard holds a sample"):
+        collect(tmp_path, ALONE)
+
+
+def theirs(root: Path) -> dict[str, bytes]:
+    """Shards that plain webdataset wrote, in folders."""
+    for number, name in enumerate(("a/0.tar", "a/1.tar", "b/c/0.tar")):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        with webdataset.TarWriter(str(root / name)) as writer:
+            members = samples(3, 10 * number)
+            for first in range(0, len(members), 3):
+                jpg, txt, _ = (content for _, content in members[first : first + 3])
+                writer.write({"__key__": members[first][0][:-4], "jpg": jpg, "txt": txt.decode()})
+    return {name: (root / name).read_bytes() for name in tars(root)}
+
+
+def test_adopt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = theirs(tmp_path)
+    assert main(["manifest", str(tmp_path), "--output", str(tmp_path / MANIFEST), "--workers", "1"]) == 0
+    assert "3 of 3 shards are sound; 9 samples in all" in capsys.readouterr().out
+    assert [(entry.shard, entry.samples) for entry in read_manifest(tmp_path)] == [(name, 3) for name in before]
+    assert json.loads((tmp_path / "sizes.json").read_text()) == dict.fromkeys(before, 3)
+    assert {name: (tmp_path / name).read_bytes() for name in tars(tmp_path)} == before
+    assert main(["manifest", str(tmp_path), "--output", str(tmp_path / MANIFEST), "--workers", "1"]) == 0
+
+
+def test_adopt_from_elsewhere(tmp_path: Path) -> None:
+    before = theirs(tmp_path / "theirs")
+    for _ in range(2):
+        adopt(tmp_path / "theirs", tmp_path / "ours" / MANIFEST, ALONE, leave_out=False)
+    ours = tmp_path / "ours"
+    assert {entry.shard: (ours / entry.shard).read_bytes() for entry in read_manifest(ours)} == before
+    assert (ours / "a/0.tar").is_symlink()
+    adopt(tmp_path / "theirs", tmp_path / MANIFEST, ALONE, leave_out=False)
+    assert [entry.shard for entry in read_manifest(tmp_path)] == [f"theirs/{name}" for name in before]
+    (ours / "a/0.tar").unlink()
+    (ours / "a/0.tar").write_bytes(b"something else")
+    with pytest.raises(DataError, match="is there and no link"):
+        adopt(tmp_path / "theirs", ours / MANIFEST, ALONE, leave_out=False)
+
+
+def test_adopt_refuses_damage_unless_it_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    theirs(tmp_path)
+    (tmp_path / "a/1.tar").write_bytes((tmp_path / "a/1.tar").read_bytes()[:3000])
+    words = ["manifest", str(tmp_path), "--output", str(tmp_path / MANIFEST), "--workers", "1"]
+    assert main(words) == 1
+    assert "error: 1 of 3 shards are unsound" in capsys.readouterr().err
+    assert not (tmp_path / MANIFEST).exists()
+    assert main([*words, "--leave-out"]) == 0
+    assert [entry.shard for entry in read_manifest(tmp_path)] == ["a/0.tar", "b/c/0.tar"]
+
+
+def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    theirs(tmp_path)
+    adopt(tmp_path, tmp_path / MANIFEST, ALONE, leave_out=False)
+    for place in (tmp_path, tmp_path / MANIFEST):
+        assert main(["check", str(place), "--workers", "1"]) == 0
+        assert "3 of 3 shards are as recorded (9 samples" in capsys.readouterr().out
+    content = bytearray((tmp_path / "a/0.tar").read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "a/0.tar").write_bytes(content)
+    with open(tmp_path / "a/1.tar", "ab") as file:
+        file.write(b"x")
+    (tmp_path / "b/c/0.tar").unlink()
+    for workers in (1, 2):
+        wrong = check(tmp_path, workers)["wrong"]
+        assert list(wrong) == ["a/0.tar", "a/1.tar", "b/c/0.tar"]
+        assert wrong["a/0.tar"].startswith("has SHA-256")
+        assert wrong["a/1.tar"].endswith(f"recorded are {len(content)}")
+        assert wrong["b/c/0.tar"] == "is missing"
+    assert main(["check", str(tmp_path), "--workers", "1", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["wrong"] == wrong
+    assert "error: 3 of 3 shards are not as recorded" in err
+
+
+def test_check_of_no_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(tmp_path)]) == 1
+    assert "does not exist" in capsys.readouterr().err
+    (tmp_path / MANIFEST).write_bytes(b"\xff")
+    assert main(["check", str(tmp_path)]) == 1
+    assert "is not UTF-8" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as caught:
+        main(["check", str(tmp_path), "--workers", "0"])
+    assert caught.value.code == 2
