@@ -38,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="move unsound shards to DIR/quarantine, with a JSON that says why",
     )
+    parser.add_argument(
+        "--reencode",
+        action="store_true",
+        help="write shards anew in which pictures are to be turned or have 16 bits, with those as upright JPEG",
+    )
     parser.add_argument("--state", type=Path, metavar="DIR", help="where verify.jsonl is kept (default: DIR itself)")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
@@ -85,9 +90,13 @@ def options_of(args: argparse.Namespace, state: Path | None) -> "Options":
 def run(args: argparse.Namespace) -> None:
     """The verify subcommand."""
     from data_prep.laion.quarantine import set_aside
+    from data_prep.laion.reencode import repair
     from data_prep.laion.verify import as_json, verify
 
-    result = verify(args.folder, options_of(args, args.state))
+    options = options_of(args, args.state)
+    result = verify(args.folder, options)
+    if args.reencode:
+        result = repair(args.folder, result, options)
     if args.quarantine:
         set_aside(args.folder, result.unsound)
     print(json.dumps(as_json(result)) if args.json else summary(result))

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from data_prep import atomic
 from data_prep.laion.verify import QUARANTINE, Verdict, downloaded_as
-from data_prep.manifest import MANIFEST, parse_manifest, write_manifest
+from data_prep.manifest import MANIFEST, ShardEntry, parse_manifest, write_manifest
 
 RECORDS = (".parquet", "_stats.json")  # what img2dataset leaves beside a tar
 
 
 def set_aside(root: Path, verdicts: Sequence[Verdict]) -> None:
     """Move these shards of `root` to its quarantine; a manifest beside them no longer names them."""
-    _leave_out(root, [verdict.report.name for verdict in verdicts])
+    leave_out(root, [verdict.report.name for verdict in verdicts])
     for verdict in verdicts:
         _move(root, verdict)
 
@@ -59,15 +59,22 @@ def _free(folder: Path, stem: str) -> str:
     return taken
 
 
-def _leave_out(root: Path, names: Sequence[str]) -> None:
+def manifests_of(root: Path, names: Sequence[str]) -> dict[Path, list[ShardEntry]]:
+    """The entries of the manifests beside shards that name one of them, by folder below `root`."""
+    found: dict[Path, list[ShardEntry]] = {}
+    for folder in {Path(name).parent for name in names}:
+        path = root / folder / MANIFEST
+        entries = parse_manifest(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else []
+        if any(str(folder / entry.shard) in names for entry in entries):
+            found[folder] = entries
+    return found
+
+
+def leave_out(root: Path, names: Sequence[str]) -> None:
     """Write the manifests that name these shards without them; one that would name none goes."""
-    for folder in {(root / name).parent for name in names}:
-        path = folder / MANIFEST
-        if not path.is_file():
-            continue
-        entries = parse_manifest(path.read_text(encoding="utf-8"), str(path))
-        left = [entry for entry in entries if str((folder / entry.shard).relative_to(root)) not in names]
-        if not left:
-            path.unlink()
-        elif len(left) < len(entries):
-            write_manifest(folder, left)
+    for folder, entries in manifests_of(root, names).items():
+        left = [entry for entry in entries if str(folder / entry.shard) not in names]
+        if left:
+            write_manifest(root / folder, left)
+        else:
+            (root / folder / MANIFEST).unlink()

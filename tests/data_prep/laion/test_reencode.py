@@ -1,0 +1,154 @@
+"""Tests of `verify --reencode`: pictures come out as a person would see them, and nothing else changes."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+from shard_files import encoded, meta, noise, samples, write_tar
+
+from data_prep.__main__ import main
+from data_prep.errors import DataError
+from data_prep.laion import findings as why
+from data_prep.laion.adopt import adopt
+from data_prep.laion.reencode import reencode
+from data_prep.laion.verify import Options, verify
+from data_prep.manifest import MANIFEST, read_manifest
+
+ALONE = Options(workers=1)
+KEY = "000000001"
+# Of EXIF orientation n, where the picture's first row and column are, in exifread's words.
+WORDS = [
+    "Horizontal (normal)",
+    "Mirrored horizontal",
+    "Rotated 180",
+    "Mirrored vertical",
+    "Mirrored horizontal then rotated 90 CCW",
+    "Rotated 90 CW",
+    "Mirrored horizontal then rotated 90 CW",
+    "Rotated 90 CCW",
+]
+
+
+def smooth(size: tuple[int, int] = (48, 32)) -> Image.Image:
+    """A picture that JPEG keeps nearly as it is, each corner of another colour."""
+    corners = np.array([[[250, 20, 20], [20, 250, 20]], [[20, 20, 250], [240, 240, 20]]], np.uint8)
+    return Image.fromarray(corners).resize(size, Image.Resampling.BILINEAR)
+
+
+def tagged(image: Image.Image, turn: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    return encoded(image, quality=95, exif=exif)
+
+
+def shard(path: Path, content: bytes, **fields: object) -> Path:
+    """Four samples; the second has this picture, and these fields in its JSON."""
+    members = dict(samples(4))
+    members[f"{KEY}.jpg"] = content
+    members[f"{KEY}.json"] = meta(KEY, "picture 1", **fields)
+    return write_tar(path, list(members.items()))
+
+
+def read(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path) as tar:
+        return {info.name: tar.extractfile(info).read() for info in tar}  # type: ignore[union-attr]
+
+
+def far(image: Image.Image, other: Image.Image) -> float:
+    assert image.size == other.size
+    return float(np.abs(np.asarray(image).astype(int) - np.asarray(other)).mean())
+
+
+@pytest.mark.parametrize("turn", range(2, 9))
+def test_a_kept_tag(tmp_path: Path, turn: int) -> None:
+    content = tagged(smooth(), turn)
+    before = read(shard(tmp_path / "a.tar", content, width=48, height=32))
+    assert reencode(tmp_path / "a.tar") == 1
+    after = read(tmp_path / "a.tar")
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
+    found = Image.open(io.BytesIO(after[f"{KEY}.jpg"]))
+    assert far(found, upright) < 3
+    assert found.getexif().get(0x0112, 1) == 1
+    said = json.loads(after[f"{KEY}.json"])
+    assert (said["width"], said["height"], said["reencoded"]) == (*upright.size, True)
+    changed = {name for name in before if before[name] != after[name]}
+    assert (list(after), changed) == (list(before), {f"{KEY}.jpg", f"{KEY}.json"})
+    assert not verify(tmp_path, ALONE).unsound
+
+
+@pytest.mark.parametrize("turn", range(2, 9))
+def test_a_lost_tag(tmp_path: Path, turn: int) -> None:
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(tagged(smooth(), turn))))
+    fields = {"width": 48, "height": 32, "exif": json.dumps({"Image Orientation": WORDS[turn - 1]})}
+    shard(tmp_path / "a.tar", encoded(smooth(), quality=95), **fields)
+    assert why.ROTATION_LOST in verify(tmp_path, ALONE).counts
+    assert reencode(tmp_path / "a.tar") == 1
+    assert far(Image.open(io.BytesIO(read(tmp_path / "a.tar")[f"{KEY}.jpg"])), upright) < 3
+    assert not verify(tmp_path, ALONE).counts
+    assert reencode(tmp_path / "a.tar") == 0
+
+
+def test_sixteen_bits(tmp_path: Path) -> None:
+    grey = smooth().convert("L")
+    deep = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
+    members = [pair for pair in samples(4) if not pair[0].startswith(KEY)]
+    members += [(f"{KEY}.PNG", encoded(deep, "PNG")), (f"{KEY}.txt", b"grey")]
+    write_tar(tmp_path / "a.tar", [pair for pair in members if "json" not in pair[0]])
+    assert reencode(tmp_path / "a.tar") == 1
+    found = Image.open(io.BytesIO(read(tmp_path / "a.tar")[f"{KEY}.jpg"]))
+    assert far(found.convert("L"), grey) < 3
+    assert not verify(tmp_path, ALONE).unsound
+
+
+def test_the_bytes_of_the_other_samples_stay_with_their_headers(tmp_path: Path) -> None:
+    whole = shard(tmp_path / "a.tar", tagged(noise(1), 3)).read_bytes()
+    reencode(tmp_path / "a.tar")
+    first = (tmp_path / "a.tar").read_bytes()
+    assert first.startswith(whole[: whole.index(f"{KEY}.jpg".encode())])
+    last = whole[whole.index(b"000000002.jpg") :].rstrip(b"\0")
+    assert first.rstrip(b"\0").endswith(last)
+    shard(tmp_path / "a.tar", tagged(noise(1), 3))
+    reencode(tmp_path / "a.tar")
+    assert (tmp_path / "a.tar").read_bytes() == first
+
+
+def test_long_names(tmp_path: Path) -> None:
+    members = [(f"{'k' * 150}{name}", was) for name, was in samples(3) if "json" not in name]
+    members[2] = (members[2][0], tagged(noise(1), 6))
+    write_tar(tmp_path / "a.tar", members)
+    assert reencode(tmp_path / "a.tar") == 1
+    assert list(read(tmp_path / "a.tar")) == [name for name, _ in members]
+
+
+def test_a_damaged_shard_stays_as_it_is(tmp_path: Path) -> None:
+    path = shard(tmp_path / "a.tar", tagged(noise(1), 6))
+    path.write_bytes(path.read_bytes()[:-5000])
+    before = path.read_bytes()
+    with pytest.raises(DataError, match="cut short"):
+        reencode(path)
+    assert path.read_bytes() == before
+    assert main(["verify", str(tmp_path), "--workers", "1", "--reencode"]) == 1
+    assert path.read_bytes() == before
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tar(tmp_path / "0.tar", samples(4, 40))
+    shard(tmp_path / "1.tar", tagged(noise(1), 6))
+    loose = Options(workers=1, max_flawed=1.0)
+    adopt(tmp_path, tmp_path / MANIFEST, loose, leave_out=False)
+    before = read_manifest(tmp_path)
+    words = ["verify", str(tmp_path), "--workers", "2"]
+    assert main(words) == 1
+    assert f"1.tar: {why.LYING} (000000001)" in capsys.readouterr().out
+    assert main([*words, "--reencode"]) == 0
+    after = read_manifest(tmp_path)
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+    assert [entry.samples for entry in after] == [4, 4]
+    assert main(["check", str(tmp_path), "--workers", "1"]) == 0
+    assert main([*words, "--reencode"]) == 0
+    assert read_manifest(tmp_path) == after
