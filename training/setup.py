@@ -98,7 +98,7 @@ def build_setup(settings: Settings, world: World, data_state: dict[str, Any] | N
     """
     try:
         return _built(settings, world, data_state)
-    except DataError as error:
+    except (DataError, OSError) as error:
         raise SettingsError(str(error)) from error
 
 
