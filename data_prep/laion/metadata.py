@@ -1,0 +1,184 @@
+"""Reads metadata of any size, a few thousand rows at a time: parquet, CSV (quoted), TSV (never quoted), JSON lines.
+
+    sources = find_sources([Path("metadata")], parse_columns("auto"))
+    for source in sources:
+        for batch in read(source): batch.rows, batch.unreadable, batch.share
+
+A damaged file, or one of another shape, is an error with its name. A row that cannot be read is counted: a CSV row of
+another width, a line that is no JSON object. Text is kept as bytes or str, as valid or invalid as it came.
+"""
+
+import codecs
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_prep.errors import DataError
+from data_prep.laion.columns import Columns, find_columns
+from data_prep.laion.parquet import column_names, read_parquet
+from data_prep.laion.rows import NUMBERS, Rows, as_numbers
+
+SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl")
+_BATCH = 4096  # rows; captions of 100 kB make 400 MB of them
+_MOST_BYTES = 1 << 24  # of a line of JSON or a field of CSV: an unclosed quote would read the rest of the file as one
+_LINES_FOR_NAMES = 1000
+
+
+@dataclass(frozen=True)
+class Source:
+    """One metadata file: where it is, its name below the folder that was given, its columns by role."""
+
+    path: Path
+    name: str
+    columns: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some rows, how many between them could not be read, and what share of the file has been read, 0 to 1."""
+
+    rows: Rows
+    unreadable: int
+    share: float
+
+
+def find_sources(paths: Sequence[Path], columns: Columns) -> list[Source]:
+    """The metadata files among `paths` (files, or folders with what is below them), in the order of their names.
+
+    Raises:
+        DataError: nothing there, columns that are not found, or a file without a column that another one has.
+    """
+    sources: list[Source] = []
+    for path, name in [found for given in paths for found in _files(given)]:
+        twin = next((source for source in sources if source.name == name), None)
+        if twin:
+            raise DataError(f"{twin.path} and {path} would both be {name} in the plan; put them into one folder")
+        sources.append(Source(path, name, find_columns(_names(path), columns, str(path))))
+        here, first = set(sources[-1].columns), set(sources[0].columns)
+        if here != first:
+            role = sorted(here ^ first)[0]
+            has, lacks = (sources[-1], sources[0]) if role in here else (sources[0], sources[-1])
+            raise DataError(
+                f"{has.path} has a column for {role} and {lacks.path} has none; plan them into two folders, or name "
+                "the columns that all files have with --columns url=NAME,caption=NAME"
+            )
+    return sources
+
+
+def read(source: Source) -> Iterator[Batch]:
+    """All rows of the file, in order.
+
+    Raises:
+        DataError: the file is damaged; the message has its name.
+    """
+    if source.path.suffix == ".parquet":
+        for rows, share in read_parquet(source.path, source.columns):
+            yield Batch(rows, 0, share)
+        return
+    lines = _json_objects(source.path) if source.path.suffix == ".jsonl" else _csv_rows(source.path)
+    size, values, unreadable = source.path.stat().st_size, [], 0
+    position = 0
+    for line, position in lines:
+        if line is None:
+            unreadable += 1
+        else:
+            values.append([line.get(name) for name in source.columns.values()])
+        if len(values) + unreadable == _BATCH:
+            yield Batch(_rows(values, source), unreadable, position / size)
+            values, unreadable = [], 0
+    if values or unreadable:
+        yield Batch(_rows(values, source), unreadable, 1.0)
+
+
+def _rows(values: list[list[Any]], source: Source) -> Rows:
+    """Rows of values to columns."""
+    columns: dict[str, Any] = {}
+    for place, role in enumerate(source.columns):
+        column = [row[place] for row in values]
+        columns[role] = as_numbers(column) if role in NUMBERS else column
+    return Rows(columns)
+
+
+def _files(given: Path) -> list[tuple[Path, str]]:
+    """The metadata files that a path of the command line means, each with the name the plan has for it."""
+    if given.is_file():
+        if given.suffix not in SUFFIXES:
+            raise DataError(f"{given} is no metadata that can be read; its name should end in {', '.join(SUFFIXES)}")
+        return [(given, given.name)]
+    if not given.is_dir():
+        raise DataError(f"{given} does not exist; give the folder or the files of the metadata")
+    found = []
+    for path in given.rglob("*"):
+        name = path.relative_to(given)
+        hidden = any(part.startswith((".", "_")) for part in name.parts)  # _SUCCESS, .cache: what tools leave
+        if path.suffix in SUFFIXES and path.is_file() and not hidden:
+            found.append((path, name.as_posix()))
+    if not found:
+        raise DataError(f"{given} has no file that ends in {', '.join(SUFFIXES)}; is it the metadata's folder?")
+    return sorted(found, key=lambda file: file[1])
+
+
+def _names(path: Path) -> list[str]:
+    """The names of the file's columns."""
+    if path.suffix == ".parquet":
+        return column_names(path)
+    if path.suffix == ".jsonl":
+        names: dict[str, None] = {}
+        for number, (line, _) in enumerate(_json_objects(path)):
+            names.update(dict.fromkeys(line or ()))
+            if number == _LINES_FOR_NAMES:
+                break
+        if not names:
+            raise DataError(f"{path} begins with no JSON object; it should have one a line, as JSON lines have")
+        return list(names)
+    return next(_csv_records(path), ([], 0))[0]
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[dict[str, str] | None, int]]:
+    """Each row by the names of the first one, None for a row of another width; and the bytes read so far."""
+    records = _csv_records(path)
+    header, _ = next(records, ([], 0))
+    for record, position in records:
+        if record:  # an empty line is no row
+            yield (dict(zip(header, record, strict=True)) if len(record) == len(header) else None), position
+
+
+def _csv_records(path: Path) -> Iterator[tuple[list[str], int]]:
+    """The fields of each record; bytes that are no UTF-8 become lone surrogates."""
+    csv.field_size_limit(_MOST_BYTES)
+    with open(path, "rb") as data, io.TextIOWrapper(data, "utf-8-sig", "surrogateescape", newline="") as file:
+        tabs = path.suffix == ".tsv"
+        reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(file)
+        try:
+            for record in reader:
+                yield record, data.tell()
+        except csv.Error as error:
+            raise DataError(
+                f"{path} line {reader.line_num}: {error}; is a quote left open above it? Correct it or leave "
+                "the file out"
+            ) from None
+
+
+def _json_objects(path: Path) -> Iterator[tuple[dict[str, Any] | None, int]]:
+    """The object of each line, None for a line that is none; and the bytes read so far."""
+    position = 0
+    with open(path, "rb") as file:
+        while line := file.readline(_MOST_BYTES):
+            if len(line) == _MOST_BYTES and not line.endswith(b"\n"):
+                raise DataError(
+                    f"{path} has a line of more than {_MOST_BYTES >> 20} MB; it should be a JSON object a line"
+                )
+            if position == 0:
+                line = line.removeprefix(codecs.BOM_UTF8)
+            position = file.tell()
+            if not line.strip():
+                continue
+            try:
+                found = json.loads(line.decode("utf-8", "surrogateescape"))
+            except (ValueError, RecursionError):
+                found = None
+            yield (found if isinstance(found, dict) else None), position
