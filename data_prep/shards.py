@@ -7,6 +7,7 @@
 or mix samples in silence, and nothing here unpickles or chooses a decoder by a member's suffix.
 """
 
+import contextlib
 import io
 import os
 import re
@@ -188,10 +189,9 @@ def decode_image(data: bytes) -> Image.Image:
 
 def _upright(image: Image.Image) -> Image.Image:
     """Turn the picture as its EXIF tag says; a damaged EXIF block says nothing."""
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:
-        return image
+    with contextlib.suppress(Exception):
+        ImageOps.exif_transpose(image, in_place=True)  # otherwise it copies upright pictures too
+    return image
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -207,4 +207,4 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
         return Image.alpha_composite(white, image).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")  # which would copy

@@ -18,6 +18,8 @@ from data_prep.laion.pictures import check_sample
 from data_prep.laion.tar import walk
 from data_prep.manifest import sha256_file
 
+MOST_ROWS = 1 << 22  # of a table: a file of kilobytes can hold many more
+
 
 @dataclass(frozen=True)
 class Job:
@@ -93,7 +95,9 @@ def _check_beside(path: Path, keys: Sequence[str], found: Found) -> None:
     try:
         in_table = _successes(table) if table.is_file() else None
         in_stats = json.loads(stats.read_bytes())["successes"] if stats.is_file() else None
-    except (ValueError, KeyError, TypeError, OSError) as error:  # pyarrow's errors are of these
+    except DataError:
+        raise
+    except Exception as error:  # of damaged files pyarrow raises many kinds; all mean the same here
         found.add(findings.COUNT, f"what was recorded beside it cannot be read: {type(error).__name__}: {error}")
         return
     if in_table is not None and set(in_table) != set(keys):
@@ -115,6 +119,8 @@ def _successes(table: Path) -> list[str] | None:
     with parquet.ParquetFile(table) as file:
         if not {"key", "status"} <= set(file.schema_arrow.names):
             return None
+        if file.metadata.num_rows > MOST_ROWS:
+            raise ValueError(f"{file.metadata.num_rows} rows")
         rows = file.read(columns=["key", "status"])
     pairs = zip(rows["key"].to_pylist(), rows["status"].to_pylist(), strict=True)
     return [key for key, status in pairs if status == "success"]

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import webdataset
 from hypothesis import given, settings
@@ -414,3 +416,16 @@ def test_wrong_usage(tmp_path: Path, words: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["verify", str(tmp_path), *words])
     assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("rows", [{"key": KEYS}, {"key": [None] * 4, "status": ["success"] * 4}, {"a": [1]}])
+def test_tables_of_any_kind(tmp_path: Path, rows: dict[str, list[object]]) -> None:
+    downloaded(tmp_path, 0)
+    pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / "00000.parquet")
+    assert reasons(tmp_path) <= {why.KEYS, why.COUNT}
+
+
+def test_a_table_of_far_too_many_rows_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    downloaded(tmp_path, 0)
+    monkeypatch.setattr("data_prep.laion.shard.MOST_ROWS", 4)
+    assert reasons(tmp_path) == {why.COUNT}
