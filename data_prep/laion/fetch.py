@@ -81,7 +81,7 @@ def _download(
             return place, io.BytesIO(fetch(url, _limits, timeout, user_agent_token)), None
         except FetchError as error:
             reason = str(error)
-        if not transient(reason):
+        if not transient(reason) or reason == "deadline":  # a server that drips would cost the whole time again
             break
     return place, None, reason
 
@@ -117,9 +117,11 @@ def _png(pixels: Any) -> bytes:
 def main(text: str) -> None:
     """Download one part; `text` is JSON with img2dataset's settings and ours."""
     order = json.loads(text)
-    img2dataset.main.Downloader = functools.partial(GuardedDownloader, Limits(**order["limits"]))
-    img2dataset.main.Resizer = GuardedResizer
-    img2dataset.main.download(**order["download"])
+    program = sys.modules["img2dataset.main"]  # the package's own name `main` is a function
+    vars(program).update(
+        Downloader=functools.partial(GuardedDownloader, Limits(**order["limits"])), Resizer=GuardedResizer
+    )
+    program.download(**order["download"])
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ class Group:
         self._process.wait()
 
     def _end(self) -> None:
-        # The group's number is not given to another while its leader is not waited for.
+        # The group's number is not given to another while a process of it is there or its leader is not waited for.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._guard.pid, signal.SIGKILL)
         self._guard.communicate()

@@ -1,0 +1,293 @@
+"""Downloads the parts of a plan: one img2dataset process a part, watched, and its result compared with the plan.
+
+    summary = download(Path("laion"), Settings())      # run again, it goes on where it stopped
+
+What is finished stands in `DIR/download.json`, written after each run of img2dataset; whatever that does not name is
+compared again with the plan at the start, so nothing depends on how the last call ended. Finished shards are not
+touched again; a shard that img2dataset reports but that is not whole is removed and made anew.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from data_prep import atomic
+from data_prep.errors import DataError
+from data_prep.laion.finished import UnfinishedError, check, discard, urls_of
+from data_prep.laion.group import Group, end_marked
+from data_prep.laion.http import Limits
+from data_prep.laion.layout import Part, check_plan, read_parts
+from data_prep.laion.tally import Tally
+from data_prep.laion.watch import Bounds, Watch, check_disk
+
+STATE = "download.json"
+AGENT = "img2dataset"  # the robot's name that owners know and address in their headers
+_ROOT = Path(__file__).resolve().parents[2]
+_KEPT = ("similarity", "nsfw", "license", "id")  # the plan's columns that go into each sample's json
+# Crops are taken from real pixels: no white borders are added (`border`), and nothing is enlarged, which would make
+# 38400 x 256 of 3000 x 20. 256 pixels, JPEG at 95, is how LAION-400M was made; a side under 16 shows nothing.
+_PICTURES = {
+    "resize_mode": "keep_ratio",
+    "resize_only_if_bigger": True,
+    "encode_format": "jpg",
+    "encode_quality": 95,
+    "max_aspect_ratio": 3,
+    "min_image_size": 16,
+    "extract_exif": False,  # rotation is applied (fetch.py); the rest is where and with what strangers took pictures
+    "compute_hash": "sha256",
+}
+_DISTRIBUTORS = {"multiprocessing": "multiprocessing", "spark": "pyspark", "ray": "ray"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to download. `part` (i, n) takes every n-th part from the i-th (from 1), for n machines."""
+
+    image_size: int = 256
+    processes: int = field(default_factory=lambda: os.cpu_count() or 1)
+    threads: int = 32
+    timeout: int = 10
+    retries: int = 2
+    limits: Limits = Limits()
+    bounds: Bounds = Bounds(stall=300, memory_limit=1 << 62, disk_floor=1 << 30, min_success=0.05)
+    attempts: int = 3
+    part: tuple[int, int] = (1, 1)
+    distributor: Literal["multiprocessing", "spark", "ray"] = "multiprocessing"
+    python: str = sys.executable
+
+
+def download(output: Path, settings: Settings) -> dict[str, Any]:
+    """Bring every part to its end.
+
+    Returns:
+        "parts", "shards", "rows", and "reasons": the count of rows by what came of them.
+
+    Raises:
+        DataError: no plan, another download at work here, no img2dataset, a disk nearly full, no network, or a shard
+            that did not get finished in `attempts` runs.
+    """
+    parts = read_parts(output)
+    index, of = settings.part
+    chosen = [part for place, part in enumerate(parts) if place % of == index - 1]
+    _check_program(settings.python)
+    with _alone(output):
+        end_marked(_mark(output))
+        state = _State.read(output, settings.image_size)
+        tally = Tally(sum(part.shards for part in chosen), sum(part.rows for part in chosen))
+        todo = [(part, missing) for part in chosen if (missing := _missing(part, state, tally))]
+        state.write()
+        failed = []
+        for part, missing in todo:
+            check_plan(part)
+            settings, failure = _finish(part, missing, settings, state, tally)
+            failed += [failure] if failure else []
+        print(tally.line(time.monotonic()), file=sys.stderr, flush=True)
+    if failed:
+        raise DataError(f"{len(failed)} parts are not finished, the others are: {failed[0]}")
+    reasons = sum((Counter(found["reasons"]) for part in chosen for found in state.of(part).values()), Counter[str]())
+    return {
+        "parts": len(chosen),
+        "shards": sum(part.shards for part in chosen),
+        "rows": reasons.total(),
+        "reasons": dict(reasons.most_common()),
+    }
+
+
+def _finish(
+    part: Part, missing: Sequence[int], settings: Settings, state: "_State", tally: Tally
+) -> tuple[Settings, str | None]:
+    """Run img2dataset on a part until every shard is whole.
+
+    Returns:
+        The settings, with fewer processes where the memory did not do, and what is wrong where a shard would not get
+        finished though others did.
+
+    Raises:
+        DataError: no shard got finished at all, so the next part will fare no better.
+    """
+    urls = urls_of(part)
+    runs, wanted = 0, len(missing)  # runs in turn without a new shard
+    log = part.output / "logs" / f"{part.name}.log"
+    log.parent.mkdir(exist_ok=True)
+    part.folder.mkdir(exist_ok=True)
+    while missing and runs < settings.attempts:
+        check_disk(part.output, settings.bounds.disk_floor)
+        with Group(_command(part, settings), _environment(), log, _mark(part.output)) as group:
+            outcome = Watch(part, settings.bounds, tally).follow(group)
+        tally.running.clear()
+        problems = _take(part, missing, urls, state, tally)
+        state.write()
+        runs = runs + 1 if len(problems) == len(missing) else 0
+        missing = sorted(problems)
+        if outcome == "memory":
+            settings = _smaller(settings)
+        if missing:
+            said = f"{_OUTCOMES[outcome]}; {len(missing)} shards are left, {missing[0]:05d}: {problems[missing[0]]}"
+            print(f"part {part.name}: {said}", file=sys.stderr, flush=True)
+    if not missing:
+        shutil.rmtree(part.folder / "_tmp", ignore_errors=True)  # what killed runs of img2dataset leave
+        return settings, None
+    failure = f"part {part.name} after {runs} runs in vain: {said} (see {log}); run the same command again"
+    if len(missing) == wanted:
+        raise DataError(failure)
+    return settings, failure
+
+
+_OUTCOMES = {
+    "ended": "img2dataset ended",
+    "stalled": "img2dataset wrote nothing for --stall seconds and was ended",
+    "memory": "img2dataset held more than --memory-limit and was ended",
+}
+
+
+def _missing(part: Part, state: "_State", tally: Tally) -> list[int]:
+    """The shards of a part that are still to be made; those that an unrecorded run finished are compared first."""
+    recorded = state.of(part)
+    unknown = []
+    for shard in range(part.shards):
+        found = recorded.get(f"{shard:05d}")
+        tar = part.file_of(shard, ".tar")
+        if found and (part.collected(shard).exists() or (tar.exists() and tar.stat().st_size == found["bytes"])):
+            tally.add(found["reasons"], earlier=True)
+        else:
+            unknown.append(shard)
+    if not any(part.file_of(shard, "_stats.json").exists() for shard in unknown):
+        return unknown
+    return sorted(_take(part, unknown, urls_of(part), state, tally, earlier=True))
+
+
+def _take(
+    part: Part, shards: Sequence[int], urls: Sequence[str], state: "_State", tally: Tally, earlier: bool = False
+) -> dict[int, str]:
+    """Record the shards that are whole and remove the others; returns what those lack."""
+    problems = {}
+    for shard in shards:
+        try:
+            found = check(part, shard, urls)
+            state.of(part)[f"{shard:05d}"] = found
+            tally.add(found["reasons"], earlier)
+        except UnfinishedError as error:
+            problems[shard] = str(error)
+            state.of(part).pop(f"{shard:05d}", None)
+            discard(part, shard)
+    return problems
+
+
+def _smaller(settings: Settings) -> Settings:
+    """Half the processes, or half the threads of the last one."""
+    if settings.processes > 1:
+        return replace(settings, processes=settings.processes // 2)
+    return replace(settings, threads=max(settings.threads // 2, 1))
+
+
+def _command(part: Part, settings: Settings) -> list[str]:
+    """The line that starts img2dataset on a part."""
+    from pyarrow import parquet
+
+    columns = parquet.read_schema(part.plan).names
+    order = {
+        "url_list": str(part.plan.resolve()),
+        "output_folder": str(part.folder.resolve()),
+        "input_format": "parquet",
+        "url_col": "url",
+        "caption_col": "caption",
+        "save_additional_columns": [name for name in _KEPT if name in columns] or None,
+        "output_format": "webdataset",
+        "number_sample_per_shard": part.shard_size,
+        "image_size": settings.image_size,
+        "processes_count": settings.processes,
+        "thread_count": settings.threads,
+        "timeout": settings.timeout,
+        "retries": settings.retries,
+        "user_agent_token": AGENT,
+        "incremental_mode": "incremental",
+        "distributor": _DISTRIBUTORS[settings.distributor],
+        **_PICTURES,
+    }
+    text = json.dumps({"download": order, "limits": asdict(settings.limits)})
+    return [settings.python, "-m", "data_prep.laion.fetch", text]
+
+
+def _environment() -> dict[str, str]:
+    """Where this checkout's modules are, also for the workers; one thread each in the libraries below."""
+    return {**os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
+
+
+def _mark(output: Path) -> str:
+    return f"download:{output.resolve()}"
+
+
+def _check_program(python: str) -> None:
+    """That `python` is there and has img2dataset."""
+    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('img2dataset') is None)"
+    try:
+        found = subprocess.run([python, "-c", code], capture_output=True, stdin=subprocess.DEVNULL).returncode == 0
+    except OSError as error:
+        raise DataError(f"{python} does not start ({error.strerror}); name another by --img2dataset-python") from None
+    if not found:
+        raise DataError(
+            f"{python} has no img2dataset; install it there (pip install 'img2dataset>=1.47', Python 3.11 or 3.12), or "
+            "name the Python of an environment that has it by --img2dataset-python"
+        )
+
+
+@contextlib.contextmanager
+def _alone(output: Path) -> Iterator[None]:
+    """Hold the folder's lock, which goes with the process, or refuse."""
+    (output / "parts").mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(output / "parts", os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(f"another process is downloading to {output} now; wait for it to end") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@dataclass
+class _State:
+    """What `download.json` holds: by part and shard what `check` found."""
+
+    path: Path
+    image_size: int
+    parts: dict[str, dict[str, dict[str, Any]]]
+
+    @classmethod
+    def read(cls, output: Path, image_size: int) -> "_State":
+        """The state of earlier calls, which must have made pictures of the same size."""
+        path = output / STATE
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            made, parts = record["image_size"], record["parts"]
+        except (
+            FileNotFoundError,
+            ValueError,
+            LookupError,
+            TypeError,
+        ):  # nothing is lost: the shards are compared again
+            made, parts = image_size, {}
+        if made != image_size:
+            raise DataError(
+                f"{output} holds pictures made with --image-size {made}, asked for was {image_size}; "
+                "give that, or another folder"
+            )
+        return cls(path, image_size, parts)
+
+    def of(self, part: Part) -> dict[str, dict[str, Any]]:
+        """The part's shards, as "00003" to what was found."""
+        return self.parts.setdefault(part.name, {})
+
+    def write(self) -> None:
+        atomic.write_text(self.path, json.dumps({"image_size": self.image_size, "parts": self.parts}))

@@ -1,0 +1,99 @@
+"""The parts of a plan and where each one's files lie; `plan/plan.json` names them, `plan/retry.json` those of retries.
+
+for part in read_parts(Path("laion")): part.rows, part.folder, part.collected(3)
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_prep.errors import DataError
+from data_prep.laion.plan import read_plan
+from data_prep.manifest import sha256_file
+
+RETRY = "plan/retry.json"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One run of img2dataset: the rows of one parquet file, in shards of `shard_size` (the last may have fewer).
+
+    `generation` is 0 for a part of the plan, n for the n-th retry of what failed in it.
+    """
+
+    output: Path
+    number: str
+    generation: int
+    file: str
+    rows: int
+    sha256: str
+    shard_size: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.number}-retry{self.generation}" if self.generation else self.number
+
+    @property
+    def plan(self) -> Path:
+        return self.output / "plan" / self.file
+
+    @property
+    def folder(self) -> Path:
+        """Where img2dataset writes."""
+        return self.output / "parts" / self.name
+
+    @property
+    def shards(self) -> int:
+        return -(-self.rows // self.shard_size)
+
+    def rows_of(self, shard: int) -> range:
+        """The rows of the part's file that a shard is of."""
+        return range(shard * self.shard_size, min((shard + 1) * self.shard_size, self.rows))
+
+    def file_of(self, shard: int, suffix: str) -> Path:
+        """A file that img2dataset writes for a shard: suffix ".tar", ".parquet" or "_stats.json"."""
+        return self.folder / f"{shard:05d}{suffix}"
+
+    def collected(self, shard: int) -> Path:
+        """Where the shard's tar lies once it is verified."""
+        retry = f"r{self.generation}" if self.generation else ""
+        return self.output / "shards" / f"{self.number}{retry}-{shard:05d}.tar"
+
+
+def read_parts(output: Path) -> list[Part]:
+    """The parts of the plan under `output`, then those of retries.
+
+    Raises:
+        DataError: there is no plan, or it is damaged.
+    """
+    plan = read_plan(output)
+    records = [(Path(part["file"]).stem, 0, part) for part in plan["parts"]]
+    records += [(part["part"], part["generation"], part) for part in _retries(output / RETRY)]
+    return [
+        Part(output, number, generation, part["file"], part["rows"], part["sha256"], plan["shard_size"])
+        for number, generation, part in records
+        if part["rows"]
+    ]
+
+
+def check_plan(part: Part) -> None:
+    """That the part's file is the one that was planned.
+
+    Raises:
+        DataError: it is missing or has other bytes.
+    """
+    if not part.plan.is_file():
+        raise DataError(f"{part.plan} is missing; copy it again or make the plan again")
+    if sha256_file(part.plan) != part.sha256:
+        raise DataError(f"{part.plan} is not the file that was planned (its SHA-256 differs); copy it again")
+
+
+def _retries(path: Path) -> Any:
+    """What `plan/retry.json` names, nothing where there is none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["parts"]
+    except FileNotFoundError:
+        return []
+    except (ValueError, LookupError, TypeError) as error:
+        raise DataError(f"{path} is damaged ({error!r}); copy it again") from None

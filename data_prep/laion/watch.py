@@ -1,0 +1,123 @@
+"""Watches one run of img2dataset and says when it has to be ended: stalled, too much memory, disk, or no network.
+
+outcome = Watch(part, settings, tally).follow(group)       # "ended", "stalled" or "memory"
+"""
+
+import shutil
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from data_prep.errors import DataError
+from data_prep.laion.finished import SUCCESS, UnfinishedError, discard, read_reasons
+from data_prep.laion.group import Group
+from data_prep.laion.layout import Part
+from data_prep.laion.tally import Tally
+
+Outcome = Literal["ended", "stalled", "memory"]
+POLL = 0.25  # seconds
+NEWEST = 3  # shards whose success rate is looked at
+ENOUGH = 100  # rows that say something about it
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a run may not exceed: bytes and seconds; `min_success` is a share of rows."""
+
+    stall: float
+    memory_limit: int
+    disk_floor: int
+    min_success: float
+
+
+@dataclass
+class Watch:
+    """One run on one part; shards that were finished before it began are left alone."""
+
+    part: Part
+    bounds: Bounds
+    tally: Tally
+    _seen: set[int] = field(default_factory=set)
+    _newest: list[tuple[int, Counter[str]]] = field(default_factory=list)
+
+    def follow(self, group: Group) -> Outcome:
+        """Return when the run has ended or must be ended (which leaving the group's block does).
+
+        Raises:
+            DataError: the disk is nearly full, or hardly any picture comes.
+        """
+        self._seen = {shard for shard in range(self.part.shards) if self._stats(shard).exists()}
+        written, changed = -1, time.monotonic()
+        while not group.wait(POLL):
+            check_disk(self.part.output, self.bounds.disk_floor)
+            if group.resident_bytes() > self.bounds.memory_limit:
+                return "memory"
+            now = time.monotonic()
+            if (size := _bytes_below(self.part.folder)) != written:
+                written, changed = size, now
+            elif now - changed > self.bounds.stall:
+                return "stalled"
+            self.look()
+        self.look()
+        check_disk(self.part.output, self.bounds.disk_floor)
+        return "ended"
+
+    def look(self) -> None:
+        """Count the shards finished since the last look."""
+        for shard in range(self.part.shards):
+            if shard not in self._seen:
+                try:
+                    reasons = read_reasons(self._stats(shard))
+                except UnfinishedError:
+                    continue
+                self._seen.add(shard)
+                self._newest = [*self._newest, (shard, reasons)][-NEWEST:]
+                self.tally.running[shard] = reasons
+                self._check_success()
+        self.tally.show()
+
+    def _check_success(self) -> None:
+        """Stop where hardly anything comes, and leave those shards to be downloaded again."""
+        total = Counter[str]()
+        for _, reasons in self._newest:
+            total += reasons
+        if total.total() < ENOUGH or total[SUCCESS] >= self.bounds.min_success * total.total():
+            return
+        for shard, _ in self._newest:
+            discard(self.part, shard)
+        named = ", ".join(f"{reason} {count}" for reason, count in total.most_common(3))
+        raise DataError(
+            f"of the newest {total.total()} pictures of part {self.part.name} only {total[SUCCESS]} came ({named}): is "
+            "the network there, and a name server? These shards will be made again: run the same command, or give a "
+            "lower --min-success where so few are to be expected"
+        )
+
+    def _stats(self, shard: int) -> Path:
+        return self.part.file_of(shard, "_stats.json")
+
+
+def check_disk(folder: Path, floor: int) -> None:
+    """That the disk has room.
+
+    Raises:
+        DataError: less than `floor` bytes are free.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < floor:
+        raise DataError(
+            f"{folder}: {free:,} bytes are free on this disk, fewer than --disk-floor {floor:,}; what is finished "
+            "stays: free some space and run the same command again"
+        )
+
+
+def _bytes_below(folder: Path) -> int:
+    """The size of all files in a folder and the folders in it; files may vanish meanwhile."""
+    size = 0
+    for path in folder.rglob("*"):
+        try:
+            size += path.stat().st_size
+        except FileNotFoundError:
+            continue
+    return size
