@@ -27,6 +27,7 @@ from data_prep.laion.finished import UnfinishedError, check, discard, urls_of
 from data_prep.laion.group import Group, end_marked
 from data_prep.laion.http import Limits
 from data_prep.laion.layout import Part, check_plan, read_parts
+from data_prep.laion.reasons import transient
 from data_prep.laion.tally import Tally
 from data_prep.laion.watch import Bounds, Watch, check_disk
 
@@ -70,7 +71,8 @@ def download(output: Path, settings: Settings) -> dict[str, Any]:
     """Bring every part to its end.
 
     Returns:
-        "parts", "shards", "rows", and "reasons": the count of rows by what came of them.
+        "parts", "shards", "rows", and "reasons": the count of rows by what came of them in the end, a row that was
+        retried counted by its retry alone.
 
     Raises:
         DataError: no plan, another download at work here, no img2dataset, a disk nearly full, no network, or a shard
@@ -94,13 +96,24 @@ def download(output: Path, settings: Settings) -> dict[str, Any]:
         print(tally.line(time.monotonic()), file=sys.stderr, flush=True)
     if failed:
         raise DataError(f"{len(failed)} parts are not finished, the others are: {failed[0]}")
-    reasons = sum((Counter(found["reasons"]) for part in chosen for found in state.of(part).values()), Counter[str]())
+    reasons = _outcome(parts, chosen, state)
     return {
         "parts": len(chosen),
         "shards": sum(part.shards for part in chosen),
         "rows": reasons.total(),
         "reasons": dict(reasons.most_common()),
     }
+
+
+def _outcome(parts: Sequence[Part], chosen: Sequence[Part], state: "_State") -> Counter[str]:
+    """What came of the rows of `chosen`, where a later one of `parts` has not asked for them again."""
+    retried = {(part.number, part.generation - 1) for part in parts}
+    reasons = Counter[str]()
+    for part in chosen:
+        for found in state.of(part).values():
+            again = transient if (part.number, part.generation) in retried else lambda reason: False
+            reasons.update({reason: count for reason, count in found["reasons"].items() if not again(reason)})
+    return reasons
 
 
 def _finish(

@@ -155,6 +155,25 @@ def test_a_second_call_changes_and_fetches_nothing(
     assert server.log.total() == asked
 
 
+def test_a_retry_brings_what_was_down_and_asks_for_nothing_else(
+    tmp_path: Path, server: MisbehavingServer, settings: Settings
+) -> None:
+    paths = [f"/{kind}/{place}" for place in range(8) for kind in ("good", "reset", "noai", "404")]
+    output = make_plan(tmp_path, server, paths, shard_size=20, parts=1)
+    download(output, settings)
+    asked = dict(server.log)
+    server.healed = True
+    process = started(output, settings.python, "--json", command="retry")
+    said, told = process.communicate()
+    assert process.returncode == 0, told
+    result = json.loads(said)
+    assert (result["retried"], result["rows"]) == (8, len(paths))
+    assert result["reasons"] == {"success": 16, "opted out": 8, "HTTP 404": 8}
+    assert set(samples(output)) == {path for path in paths if path.split("/")[1] in ("good", "reset")}
+    again = {path for path, times in server.log.items() if times != asked[path]}
+    assert again == {path for path in paths if path.startswith("/reset/")}
+
+
 @pytest.mark.parametrize("damage", ["cut tar", "no tar", "no table", "cut statistics", "fewer rows", "other tar"])
 def test_a_shard_that_is_not_whole_is_made_again(
     tmp_path: Path, server: MisbehavingServer, settings: Settings, damage: str
@@ -238,13 +257,11 @@ def test_too_much_memory_means_fewer_processes(
     assert [order["processes_count"] for order in asked] == [4, 2, 1]
 
 
-def started(output: Path, python: str, *words: str) -> subprocess.Popen[str]:
+def started(output: Path, python: str, *words: str, command: str = "download") -> subprocess.Popen[str]:
     """The command, on its own."""
-    command = [sys.executable, "-m", "data_prep", "download", "--output", output, "--allow-private", *words]
-    command += ["--img2dataset-python", python, "--processes", "2", "--threads", "2", "--disk-floor", "1M"]
-    return subprocess.Popen(
-        list(map(str, command)), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    line = [sys.executable, "-m", "data_prep", command, "--output", output, "--allow-private", *words]
+    line += ["--img2dataset-python", python, "--processes", "2", "--threads", "2", "--disk-floor", "1M"]
+    return subprocess.Popen(list(map(str, line)), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
