@@ -17,7 +17,7 @@ REQUIRED = ("url", "caption")
 KNOWN: Mapping[str, tuple[str, ...]] = {
     "url": ("url", "image_url"),
     "caption": ("caption", "text"),
-    "similarity": ("similarity", "clip_l14_similarity_score", "clip_b32_similarity_score"),
+    "similarity": ("similarity", "clip_b32_similarity_score"),  # both by CLIP ViT-B/32
     "width": ("original_width", "width"),
     "height": ("original_height", "height"),
     "nsfw": ("nsfw",),

@@ -23,7 +23,7 @@ from data_prep.laion.parquet import column_names, read_parquet
 from data_prep.laion.rows import NUMBERS, Rows, as_numbers
 
 SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl")
-_BATCH = 4096  # rows; captions of 100 kB make 400 MB of them
+_BATCH = 1024  # rows; captions of 100 kB make 100 MB of them
 _MOST_BYTES = 1 << 24  # of a line of JSON or a field of CSV: an unclosed quote would read the rest of the file as one
 _LINES_FOR_NAMES = 1000
 

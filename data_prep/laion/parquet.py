@@ -10,7 +10,7 @@ import numpy as np
 from data_prep.errors import DataError
 from data_prep.laion.rows import NUMBERS, Rows, as_numbers
 
-_BATCH = 4096  # rows; captions of 100 kB make 400 MB of them
+_BATCH = 1024  # rows; captions of 100 kB make 100 MB of them
 _BUFFER = 1 << 20  # bytes read at a time of a column, where pyarrow would read the whole row group
 
 

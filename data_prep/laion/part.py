@@ -7,6 +7,8 @@ from data_prep.laion.rows import NUMBERS, Rows
 from data_prep.laion.rules import as_text
 from data_prep.manifest import sha256_file
 
+_MOST_PIXELS = 2**31  # on a side; no format of pictures has more
+
 
 class Parts:
     """The same rows give the same bytes with the same version of pyarrow. A row group is a shard."""
@@ -67,5 +69,6 @@ def _plain(role: str, column: Any) -> list[Any]:
         return list(column)
     if role not in NUMBERS:
         return [as_text(value) for value in column]
-    whole = role != "similarity"
-    return [None if value != value else int(value) if whole else value for value in column.tolist()]
+    if role == "similarity":
+        return [None if value != value else value for value in column.tolist()]
+    return [int(value) if abs(value) < _MOST_PIXELS else None for value in column.tolist()]

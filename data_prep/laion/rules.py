@@ -187,7 +187,7 @@ def _mask(answers: Any) -> np.ndarray:
 
 
 def as_text(value: Any) -> str | None:
-    """A licence, tag or id as valid text; None stays None."""
+    """A licence, tag or id as valid text of at most 1,000 characters; None stays None."""
     if value is None:
         return None
-    return cleaned(value if isinstance(value, (str, bytes)) else str(value))
+    return cleaned(value if isinstance(value, (str, bytes)) else str(value))[:1000]

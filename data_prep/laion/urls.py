@@ -88,7 +88,7 @@ def _clean_name(host: str) -> str | None:
     if len(host) > 253:
         return None
     try:
-        name = host.encode("idna").decode("ascii").lower().removesuffix(".")
+        name = (host if host.isascii() else host.encode("idna").decode("ascii")).lower().removesuffix(".")
     except UnicodeError:
         return None
     return name if _NAME.fullmatch(name) and len(name) <= 253 else None

@@ -86,7 +86,7 @@ def test_row_groups_of_any_size_come_in_pieces(tmp_path: Path) -> None:
     [source] = find_sources([path], AUTO)
     sizes = [len(batch.rows) for batch in read(source)]
     assert sum(sizes) == 10_000
-    assert max(sizes) <= 4096
+    assert max(sizes) <= 1024
 
 
 @pytest.mark.parametrize(

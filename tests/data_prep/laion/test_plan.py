@@ -170,6 +170,29 @@ def test_a_damaged_plan_is_told(tmp_path: Path, metadata: Path) -> None:
             read_plan(output)
 
 
+def test_values_that_no_parquet_column_takes(tmp_path: Path) -> None:
+    rows = [{"width": 1e300, "height": 1e300}, {"width": 100, "height": 100, "id": ["\ud800", 10**30]}]
+    lines = [json.dumps({"url": f"http://{n}.example/", "caption": "a cat", **row}) for n, row in enumerate(rows)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    found = made(tmp_path / "a.jsonl", tmp_path / "out")
+    [part] = [tmp_path / "out" / "plan" / part["file"] for part in found["parts"]]
+    table = pq.read_table(part).to_pydict()
+    assert table["width"] == [None, 100]
+    assert table["id"] == [None, "['\\ud800', 1000000000000000000000000000000]"]
+
+
+def test_interrupted_it_leaves_nothing(tmp_path: Path, metadata: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: Any, sources: Any, advance: Any) -> Any:
+        yield from ()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Funnel, "passing", interrupted)
+        assert main(["plan", "--metadata", str(metadata), "--output", str(tmp_path / "out")]) == 130
+    assert list((tmp_path / "out").iterdir()) == []
+    assert made(metadata, tmp_path / "out")["planned"]
+
+
 def test_dry_run_writes_nothing(tmp_path: Path, metadata: Path) -> None:
     found = dry_run([metadata], AUTO, Settings())
     assert (found["rows"], found["counts"]["nsfw"]) == (28, 10)
