@@ -113,14 +113,16 @@ def verify(root: Path, options: Options, names: Sequence[str] | None = None) -> 
 
 
 def shards_under(root: Path) -> list[str]:
-    """The shards' names below `root`, in order; linked folders are followed, hidden names are someone's drafts.
+    """The shards' names below `root`, in order, those that were collected first: of copies the later one is unsound.
+
+    Linked folders are followed. Hidden names are someone's drafts.
 
     Raises:
         DataError: it is no folder.
     """
     if not root.is_dir():
         raise DataError(f"{root} is no folder; name the one that holds the shards")
-    return sorted(_walk(root))
+    return sorted(_walk(root), key=lambda name: (not name.startswith(f"{SHARDS}/"), name))
 
 
 def _walk(root: Path) -> Iterator[str]:
