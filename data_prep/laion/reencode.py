@@ -44,13 +44,14 @@ _TURNS = {
 def repair(root: Path, result: Result, options: Options) -> Result:
     """Re-encode what can be repaired in the shards of a verification, and verify those again.
 
-    Shards that are damaged themselves are left alone. Manifests beside the shards name the new bytes at the end; ended
+    Shards that are damaged themselves are left alone, broken samples stay as they are. Manifests beside the shards name the new bytes at the end; ended
     in between, they name fewer shards, and are to be made again.
     """
     names = [
         verdict.report.name
         for verdict in result.verdicts
-        if not verdict.damaged and not verdict.report.counts.keys().isdisjoint(findings.REPAIRABLE)
+        if verdict.against.keys().isdisjoint(findings.DAMAGE)
+        and not verdict.report.counts.keys().isdisjoint(findings.REPAIRABLE)
     ]
     if not names:
         return result

@@ -135,6 +135,15 @@ def test_a_damaged_shard_stays_as_it_is(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+def test_broken_samples_stay_and_the_rest_is_repaired(tmp_path: Path) -> None:
+    path = shard(tmp_path / "a.tar", tagged(noise(1), 6))
+    members = [(name, b"no picture" if name == "000000002.jpg" else was) for name, was in read(path).items()]
+    write_tar(path, members)
+    assert main(["verify", str(tmp_path), "--workers", "1", "--reencode"]) == 1
+    assert verify(tmp_path, ALONE).counts == {why.UNDECODABLE: 1}
+    assert read(path)["000000002.jpg"] == b"no picture"
+
+
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_tar(tmp_path / "0.tar", samples(4, 40))
     shard(tmp_path / "1.tar", tagged(noise(1), 6))
