@@ -53,10 +53,7 @@ def find_sources(paths: Sequence[Path], columns: Columns) -> list[Source]:
         DataError: nothing there, columns that are not found, or a file without a column that another one has.
     """
     sources: list[Source] = []
-    for path, name in [found for given in paths for found in _files(given)]:
-        twin = next((source for source in sources if source.name == name), None)
-        if twin:
-            raise DataError(f"{twin.path} and {path} would both be {name} in the plan; put them into one folder")
+    for path, name in find_files(paths):
         sources.append(Source(path, name, find_columns(_names(path), columns, str(path))))
         here, first = set(sources[-1].columns), set(sources[0].columns)
         if here != first:
@@ -67,6 +64,20 @@ def find_sources(paths: Sequence[Path], columns: Columns) -> list[Source]:
                 "the columns that all files have with --columns url=NAME,caption=NAME"
             )
     return sources
+
+
+def find_files(paths: Sequence[Path]) -> list[tuple[Path, str]]:
+    """The metadata files among `paths`, each with the name that the plan has for it, in the order of these names.
+
+    Raises:
+        DataError: a path without metadata, or two files of one name.
+    """
+    found: dict[str, Path] = {}
+    for path, name in [file for given in paths for file in _files(given)]:
+        if name in found:
+            raise DataError(f"{found[name]} and {path} would both be {name} in the plan; put them into one folder")
+        found[name] = path
+    return sorted(((path, name) for name, path in found.items()), key=lambda file: file[1])
 
 
 def read(source: Source) -> Iterator[Batch]:
@@ -119,7 +130,7 @@ def _files(given: Path) -> list[tuple[Path, str]]:
             found.append((path, name.as_posix()))
     if not found:
         raise DataError(f"{given} has no file that ends in {', '.join(SUFFIXES)}; is it the metadata's folder?")
-    return sorted(found, key=lambda file: file[1])
+    return found
 
 
 def _names(path: Path) -> list[str]:

@@ -19,7 +19,7 @@ from data_prep import atomic
 from data_prep.errors import DataError, UsageError
 from data_prep.laion.columns import Columns
 from data_prep.laion.funnel import Funnel
-from data_prep.laion.metadata import Source, find_sources
+from data_prep.laion.metadata import Source, find_files, find_sources
 from data_prep.laion.part import Parts
 from data_prep.laion.rules import Settings
 from data_prep.manifest import sha256_file
@@ -122,10 +122,19 @@ def read_plan(output: Path) -> dict[str, Any]:
     return dict(found)
 
 
-def check_metadata(metadata: Sequence[Path], found: Mapping[str, Any], output: Path, columns: Columns) -> None:
-    """Raise DataError where the plan `found` in `output` is of other metadata than this."""
-    inputs = _inputs(find_sources(metadata, columns))
-    _check_same(found, {"inputs": inputs}, output / FOLDER)
+def check_metadata(metadata: Sequence[Path], output: Path) -> None:
+    """Refuse metadata that the plan in `output` was not made of, by names and sizes: checksums would take minutes.
+
+    Raises:
+        DataError: it is other metadata, or there is no plan.
+    """
+    planned = {entry["path"]: entry["bytes"] for entry in read_plan(output)["inputs"]}
+    given = {name: path.stat().st_size for path, name in find_files(metadata)}
+    other = sorted(name for name in planned.keys() | given.keys() if planned.get(name) != given.get(name))
+    if other:
+        raise DataError(
+            f"{output / FOLDER} was planned of other metadata ({other[0]} differs); give the same, or another --output"
+        )
 
 
 def _check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
