@@ -29,7 +29,8 @@ examples:
   python -m data_prep download --output laion --part 2/8          # the second of eight machines; copy parts/ together
 
 img2dataset needs Python 3.11 or 3.12 and older packages than training may: an environment of its own is fine, named by
---img2dataset-python. Its output stands in DIR/logs.
+--img2dataset-python. Its output stands in DIR/logs. With --distributor spark or ray, workers on other machines need the
+same checkout, environment and DIR at the same paths.
 
 exit code: 0 all is there, 1 stopped or refused (one sentence says why), 2 wrong usage, 130 interrupted
 """

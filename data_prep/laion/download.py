@@ -233,7 +233,8 @@ def _command(part: Part, settings: Settings) -> list[str]:
 
 def _environment() -> dict[str, str]:
     """Where this checkout's modules are, also for the workers; one thread each in the libraries below."""
-    return {**os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
+    quiet = {"WANDB_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}  # which would tell others of the run
+    return {**os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1", **quiet}
 
 
 def _mark(output: Path) -> str:

@@ -29,6 +29,7 @@ class Group:
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, mark: str) -> None:
+        self._mark = mark
         marked = {**environment, MARK: mark}
         self._guard = subprocess.Popen(
             _GUARD,
@@ -80,6 +81,7 @@ class Group:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._guard.pid, signal.SIGKILL)
         self._guard.communicate()
+        end_marked(self._mark)  # Ray's servers leave the group
 
 
 def end_marked(mark: str) -> int:

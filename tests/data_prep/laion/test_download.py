@@ -48,7 +48,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     venv = tmp_path_factory.mktemp("img2dataset")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     install = [sys.executable, "-m", "pip", "--python", venv / "bin" / "python", "install", "--quiet", "--retries", "1"]
-    done = subprocess.run([*install, "img2dataset>=1.47,<2"], capture_output=True, text=True)
+    done = subprocess.run([*install, "img2dataset>=1.47,<2", "ray"], capture_output=True, text=True)
     if UNREACHABLE.search(done.stderr) and done.returncode:
         pytest.skip(f"pip reaches no index that has img2dataset: {done.stderr.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
@@ -172,6 +172,19 @@ def test_a_retry_brings_what_was_down_and_asks_for_nothing_else(
     assert set(samples(output)) == {path for path in paths if path.split("/")[1] in ("good", "reset")}
     again = {path for path, times in server.log.items() if times != asked[path]}
     assert again == {path for path in paths if path.startswith("/reset/")}
+
+
+def test_parts_of_two_machines_are_put_together_by_copying(
+    tmp_path: Path, server: MisbehavingServer, settings: Settings
+) -> None:
+    paths = [f"/good/{place}" for place in range(40)]
+    first, second = (make_plan(tmp_path / name, server, paths, shard_size=10) for name in ("first", "second"))
+    assert download(first, replace(settings, part=(1, 2)))["rows"] == 20
+    assert download(second, replace(settings, part=(2, 2)))["rows"] == 20
+    shutil.copytree(second / "parts" / "00001", first / "parts" / "00001")
+    assert download(first, settings)["reasons"] == {"success": 40}
+    assert set(samples(first)) == set(paths)
+    assert server.log.total() == len(paths)
 
 
 @pytest.mark.parametrize("damage", ["cut tar", "no tar", "no table", "cut statistics", "fewer rows", "other tar"])
@@ -343,3 +356,13 @@ def test_two_at_once_are_refused(tmp_path: Path, server: MisbehavingServer, sett
         download(output, settings)
     said = process.communicate()
     assert process.returncode == 0, said
+
+
+def test_ray_distributes_the_same_plan(tmp_path: Path, server: MisbehavingServer, settings: Settings) -> None:
+    """On a local cluster that Ray starts; what img2dataset is denied holds in its workers too."""
+    paths = [f"/{kind}/{place}" for place in range(20) for kind in ("good", "noai-behind")]
+    output = make_plan(tmp_path, server, paths, shard_size=10, parts=1)
+    result = download(output, replace(settings, distributor="ray", bounds=replace(settings.bounds, stall=60)))
+    assert result["reasons"] == {"success": 20, "opted out": 20}
+    assert set(samples(output)) == {path for path in paths if path.startswith("/good/")}
+    assert not processes_of(output)
