@@ -10,8 +10,8 @@ NAME = "manifest"
 HELP = "adopt shards that are there already: verify them and write the manifest that training reads"
 DESCRIPTION = """\
 Verifies every *.tar under DIR (see `verify`) and writes FILE, which names them with sizes, SHA-256 and counts, and
-sizes.json beside it for OpenCLIP. The shards stay as they are. Where FILE is neither in DIR nor above it, links to the
-shards are made beside it. With an unsound shard nothing is written, unless --leave-out leaves such shards out.
+sizes.json beside the shards for OpenCLIP. The shards stay as they are. Where FILE is neither in DIR nor above it, links
+to the shards are made beside it. With an unsound shard nothing is written, unless --leave-out leaves such shards out.
 """
 EXAMPLE = """\
 examples:

@@ -16,15 +16,18 @@ from data_prep.manifest import ShardEntry
 
 
 def adopt(root: Path, file: Path, options: Options, leave_out: bool) -> Result:
-    """Verify all shards under `root` and write the manifest `file` of them, with `sizes.json` beside it.
+    """Verify all shards under `root` and write the manifest `file` of them, with a `sizes.json` beside them.
 
     Args:
         leave_out: name the sound shards alone, where others are there. Nothing is written then without it.
 
     Raises:
-        DataError: as `verify`, no sound shard, or something else stands where a link is to be.
+        DataError: as `verify`, no sound shard, `file` inside `root`, or something else stands where a link is to be.
     """
     folder = file.parent
+    here, there = folder.resolve(), root.resolve()
+    if here != there and here.is_relative_to(there):
+        raise DataError(f"--output {file} is inside {root}; a manifest stands in the folder itself, above or elsewhere")
     folder.mkdir(parents=True, exist_ok=True)
     if options.state is None and not os.access(root, os.W_OK):
         options = replace(options, state=folder)
@@ -32,20 +35,13 @@ def adopt(root: Path, file: Path, options: Options, leave_out: bool) -> Result:
     if result.unsound and not leave_out:
         return result
     sound = [verdict.report for verdict in result.verdicts if not verdict.against]
-    here, there = folder.resolve(), root.resolve()
-    below = there.relative_to(here) if there.is_relative_to(here) else None
-    if below is None:
-        for report in sound:
-            _link(folder / report.name, there / report.name)
+    prefix = there.relative_to(here) if there.is_relative_to(here) else Path()
+    if not there.is_relative_to(here):
+        for each in sound:
+            _link(folder / each.name, there / each.name)
     entries = [
-        ShardEntry(
-            str((below or Path()) / report.name),
-            report.bytes,
-            report.sha256,
-            report.samples,
-            failures_of(root / report.name),
-        )
-        for report in sound
+        ShardEntry(str(prefix / each.name), each.bytes, each.sha256, each.samples, failures_of(root / each.name))
+        for each in sound
     ]
     write_lists(folder, entries, file.name)
     return result

@@ -9,6 +9,7 @@ manifest written, from all of `shards/`. Killed anywhere, it goes on: a shard is
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def collect(root: Path, options: Options) -> Result:
 
 
 def write_lists(folder: Path, entries: list[ShardEntry], name: str = MANIFEST) -> None:
-    """Write `sizes.json` and then the manifest, so that a manifest is never without it.
+    """Write the manifest, and before it a `sizes.json` in each folder of shards, where OpenCLIP looks for it.
 
     Raises:
         DataError: no shard holds a sample.
@@ -52,8 +53,12 @@ def write_lists(folder: Path, entries: list[ShardEntry], name: str = MANIFEST) -
     entries = [entry for entry in entries if entry.samples]
     if not entries:
         raise DataError(f"{folder}: no sound shard holds a sample; see what was wrong with them (quarantine/*.json)")
-    sizes = {entry.shard: entry.samples for entry in entries}
-    atomic.write_text(folder / SIZES, json.dumps(sizes, indent=0) + "\n")
+    sizes: dict[Path, dict[str, int]] = defaultdict(dict)
+    for entry in entries:
+        path = folder / entry.shard
+        sizes[path.parent][path.name] = entry.samples
+    for parent, counts in sizes.items():
+        atomic.write_text(parent / SIZES, json.dumps(counts, indent=0) + "\n")
     write_manifest(folder, entries, name)
 
 

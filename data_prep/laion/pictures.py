@@ -118,7 +118,7 @@ def _is_cut(data: bytes, kind: str | None) -> bool:
     if kind == "JPEG":
         return data.rfind(b"\xff\xd9") < data.rfind(b"\xff\xda")
     if kind == "PNG":
-        return b"IEND" not in data[-64:] and b"IEND" not in data
+        return b"IEND" not in data
     return kind == "WEBP" and int.from_bytes(data[4:8], "little") + 8 > len(data)
 
 

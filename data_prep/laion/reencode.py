@@ -44,8 +44,8 @@ _TURNS = {
 def repair(root: Path, result: Result, options: Options) -> Result:
     """Re-encode what can be repaired in the shards of a verification, and verify those again.
 
-    Shards that are damaged themselves are left alone, broken samples stay as they are. Manifests beside the shards name the new bytes at the end; ended
-    in between, they name fewer shards, and are to be made again.
+    Shards that are damaged themselves are left alone, and broken samples stay as they are. Manifests beside the shards
+    name the new bytes at the end; ended in between, they name fewer shards, and are to be made again.
     """
     names = [
         verdict.report.name

@@ -182,7 +182,8 @@ def test_adopt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["manifest", str(tmp_path), "--output", str(tmp_path / MANIFEST), "--workers", "1"]) == 0
     assert "3 of 3 shards are sound; 9 samples in all" in capsys.readouterr().out
     assert [(entry.shard, entry.samples) for entry in read_manifest(tmp_path)] == [(name, 3) for name in before]
-    assert json.loads((tmp_path / "sizes.json").read_text()) == dict.fromkeys(before, 3)
+    assert json.loads((tmp_path / "a/sizes.json").read_text()) == {"0.tar": 3, "1.tar": 3}  # as OpenCLIP looks them up
+    assert json.loads((tmp_path / "b/c/sizes.json").read_text()) == {"0.tar": 3}
     assert {name: (tmp_path / name).read_bytes() for name in tars(tmp_path)} == before
     assert main(["manifest", str(tmp_path), "--output", str(tmp_path / MANIFEST), "--workers", "1"]) == 0
 
@@ -200,6 +201,8 @@ def test_adopt_from_elsewhere(tmp_path: Path) -> None:
     (ours / "a/0.tar").write_bytes(b"something else")
     with pytest.raises(DataError, match="is there and no link"):
         adopt(tmp_path / "theirs", ours / MANIFEST, ALONE, leave_out=False)
+    with pytest.raises(DataError, match="is inside"):
+        adopt(tmp_path / "theirs", tmp_path / "theirs/a/list" / MANIFEST, ALONE, leave_out=False)
 
 
 def test_adopt_refuses_damage_unless_it_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
