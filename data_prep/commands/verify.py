@@ -114,8 +114,10 @@ def refuse_unsound(result: "Result") -> None:
 
 def summary(result: "Result") -> str:
     """The unsound shards, the findings of all, and the speed."""
+    from data_prep.laion.findings import printable
+
     lines = [
-        f"{verdict.report.name}: {reason} ({example})"
+        f"{printable(verdict.report.name)}: {reason} ({example})"
         for verdict in result.unsound
         for reason, example in verdict.against.items()
     ]

@@ -39,8 +39,9 @@ def _move(root: Path, verdict: Verdict) -> None:
         "findings": verdict.report.counts,
     }
     atomic.write_text(folder / f"{stem}.json", json.dumps(record, indent=4) + "\n")
-    os.rename(root / name, folder / f"{stem}.tar")
-    atomic.fsync((root / name).parent)
+    if os.path.lexists(root / name):  # it may be one that a manifest names and that is not there
+        os.rename(root / name, folder / f"{stem}.tar")
+        atomic.fsync((root / name).parent)
     beside = root / (downloaded_as(name) or name)
     for suffix in RECORDS:
         source = beside.with_name(beside.stem + suffix)
@@ -60,9 +61,9 @@ def _free(folder: Path, stem: str) -> str:
 
 
 def manifests_of(root: Path, names: Sequence[str]) -> dict[Path, list[ShardEntry]]:
-    """The entries of the manifests beside shards that name one of them, by folder below `root`."""
+    """The entries of the manifests beside or above shards that name one of them, by folder below `root`."""
     found: dict[Path, list[ShardEntry]] = {}
-    for folder in {Path(name).parent for name in names}:
+    for folder in {parent for name in names for parent in Path(name).parents}:
         path = root / folder / MANIFEST
         entries = parse_manifest(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else []
         if any(str(folder / entry.shard) in names for entry in entries):

@@ -107,6 +107,7 @@ def verify(root: Path, options: Options, names: Sequence[str] | None = None) -> 
         Verdict(reports[name], against(reports[name], copies, recorded.get(name), options))
         for name, copies in zip(names, repeated, strict=True)
     ]
+    verdicts += [_missing(name) for name in sorted(recorded.keys() - set(names)) if not (root / name).exists()]
     read = [reports[name] for name in fresh]
     seconds = time.monotonic() - started
     return Result(verdicts, sum(repeated), sum(r.bytes for r in read), sum(r.samples for r in read), seconds)
@@ -181,9 +182,9 @@ def _check(root: Path, names: Sequence[str], options: Options, journal: Journal,
 
 
 def _recorded(root: Path, names: Sequence[str]) -> dict[str, ShardEntry]:
-    """What manifests beside the shards say of them, by name."""
+    """What manifests beside or above the shards say of them, by name; some may not be there."""
     entries: dict[str, ShardEntry] = {}
-    for folder in {Path(name).parent for name in names}:
+    for folder in {parent for name in names for parent in Path(name).parents}:
         path = root / folder / MANIFEST
         if path.is_file():
             try:
@@ -192,6 +193,11 @@ def _recorded(root: Path, names: Sequence[str]) -> dict[str, ShardEntry]:
                 raise DataError(f"{path} is not UTF-8 text; remove it and make it again") from None
             entries |= {str(folder / entry.shard): entry for entry in parse_manifest(text, str(path))}
     return entries
+
+
+def _missing(name: str) -> Verdict:
+    words = {findings.UNREADABLE: "it is missing, and the manifest names it"}
+    return Verdict(Report(name, 0, 0, 0.0, counts={findings.UNREADABLE: 1}, examples=words), words)
 
 
 def against(report: Report, copies: int, recorded: ShardEntry | None, options: Options) -> dict[str, str]:

@@ -141,6 +141,16 @@ def test_a_collected_shard_that_rots_is_put_aside_and_made_again(tmp_path: Path)
     assert "00000-00000.tar" in [entry.shard for entry in read_manifest(tmp_path / "shards")]
 
 
+def test_a_collected_shard_that_is_gone_is_made_again(tmp_path: Path) -> None:
+    download(tmp_path)
+    collect(tmp_path, ALONE)
+    (tmp_path / "shards/00000-00000.tar").unlink()
+    assert "shards/00000-00000.tar" in [verdict.report.name for verdict in collect(tmp_path, ALONE).unsound]
+    assert not (tmp_path / "parts/00000/00000_stats.json").exists()
+    assert [entry.shard for entry in read_manifest(tmp_path / "shards")] == ["00000r1-00005.tar", "00001-00008.tar"]
+    assert not collect(tmp_path, ALONE).unsound
+
+
 def test_put_aside_twice_under_one_name(tmp_path: Path) -> None:
     for _ in range(2):
         (tmp_path / "a.tar").write_bytes(b"bad")

@@ -25,7 +25,7 @@ from data_prep.laion import findings as why
 from data_prep.laion.duplicates import in_earlier
 from data_prep.laion.journal import LINES
 from data_prep.laion.verify import Options, Result, as_json, shards_under, verify
-from data_prep.manifest import ShardEntry, write_manifest
+from data_prep.manifest import ShardEntry, sha256_file, write_manifest
 
 ALONE = Options(workers=1)
 KEYS = [f"{number:09d}" for number in range(4)]
@@ -279,6 +279,15 @@ def test_what_a_manifest_recorded(tmp_path: Path) -> None:
     assert reasons(tmp_path) == {why.OTHER_BYTES, why.COUNT}
 
 
+def test_what_a_manifest_above_recorded_and_is_missing(tmp_path: Path) -> None:
+    shard = write_tar(tmp_path / "a/b/0.tar", GOOD)
+    size = shard.stat().st_size
+    names = ("a/b/0.tar", "a/1.tar")
+    write_manifest(tmp_path, [ShardEntry(name, size, sha256_file(shard), 4) for name in names])
+    unsound = verify(tmp_path, ALONE).unsound
+    assert [(verdict.report.name, list(verdict.against)) for verdict in unsound] == [("a/1.tar", [why.UNREADABLE])]
+
+
 def test_shares(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", picture(b"no picture"))
     assert reasons(tmp_path) == {why.UNDECODABLE}
@@ -392,6 +401,15 @@ def test_which_files_are_shards(tmp_path: Path) -> None:
     against = {verdict.report.name: verdict.against for verdict in verify(tmp_path, ALONE).unsound}
     assert against["gone.tar"] == {why.UNREADABLE: "it is a link to nothing"}
     assert against["pipe.tar"] == {why.UNREADABLE: "it is no regular file"}
+
+
+def test_a_shard_whose_name_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / os.fsdecode(b"\xff\x1b[2J.tar")).write_bytes(b"")
+    assert main(["verify", str(tmp_path), "--workers", "1"]) == 1
+    assert "\\udcff\\x1b[2J.tar: tar cut or damaged" in capsys.readouterr().out
+    assert main(["verify", str(tmp_path), "--workers", "1", "--json"]) == 1
+    assert main(["verify", str(tmp_path), "--workers", "1", "--quarantine"]) == 1
+    assert len(list((tmp_path / "quarantine").iterdir())) == 2
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
