@@ -42,7 +42,7 @@ def check_sample(key: str, members: Mapping[str, bytes], found: Found, max_aspec
     Returns:
         The first 64 bits of the SHA-256 of its picture, by which duplicates are found; None without a picture.
     """
-    meta, caption = _meta(members), _caption(members)
+    meta, caption = meta_of(members), _caption(members)
     for problem in (*_caption_problems(members, caption), *_json_problems(key, members, meta, caption)):
         found.add(problem, key)
     pictures = [suffix for suffix in PICTURES if suffix in members]
@@ -147,8 +147,8 @@ def _caption_problems(members: Mapping[str, bytes], caption: str | None) -> Iter
         yield findings.LONG_CAPTION
 
 
-def _meta(members: Mapping[str, bytes]) -> dict[str, Any] | None:
-    """The JSON object, None where there is none that can be read."""
+def meta_of(members: Mapping[str, bytes]) -> dict[str, Any] | None:
+    """A sample's JSON object, None where there is none that can be read."""
     try:
         meta = json.loads(members["json"])
     except (KeyError, ValueError, RecursionError):
