@@ -29,13 +29,17 @@ class Journal:
     """The journal of a folder, made where there is none; use it in a `with` block.
 
     Raises:
-        DataError: another process writes it now.
+        DataError: another process writes it now, or it cannot be written there.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        self._lines = open(folder / LINES, "a+b")  # noqa: SIM115  (__exit__ closes it)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lines = open(folder / LINES, "a+b")  # noqa: SIM115  (__exit__ closes it)
+        except OSError as error:
+            why = f"{folder / LINES} cannot be written ({error.strerror or error})"
+            raise DataError(f"{why}; give verify a --state elsewhere") from None
         try:
             fcntl.flock(self._lines, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -1,5 +1,6 @@
 """Tests of data_prep.laion.verify: every kind of damage is found and named, and what is sound passes."""
 
+import io
 import json
 import os
 import signal
@@ -388,6 +389,23 @@ def test_another_process_verifies(tmp_path: Path) -> None:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(DataError, match="another process is verifying"):
             verify(tmp_path, ALONE)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", GOOD)
+    (tmp_path / LINES).mkdir()
+    with pytest.raises(DataError, match=r"cannot be written .*--state"):
+        verify(tmp_path, ALONE)
+
+
+def test_sparse_members(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("000000009.txt")
+    info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(1 << 40)}
+    content = b"1\n0\n1\n".ljust(512, b"\0")
+    info.size = len(content)
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(info, io.BytesIO(content))
+    assert why.MEMBER in reasons(tmp_path)
 
 
 def test_which_files_are_shards(tmp_path: Path) -> None:
