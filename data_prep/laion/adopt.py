@@ -2,7 +2,8 @@
 
     result = adopt(Path("/data/cc12m"), Path("/data/cc12m/manifest.jsonl"), Options(), leave_out=False)
 
-A manifest names shards beside or below it. Where it is to stand elsewhere, links to the shards are made beside it.
+A manifest names shards beside or below it. Where it is to stand elsewhere, links to the shards are made beside it, and
+nothing is written in their folder.
 """
 
 import os
@@ -29,14 +30,15 @@ def adopt(root: Path, file: Path, options: Options, leave_out: bool) -> Result:
     if here != there and here.is_relative_to(there):
         raise DataError(f"--output {file} is inside {root}; a manifest stands in the folder itself, above or elsewhere")
     folder.mkdir(parents=True, exist_ok=True)
-    if options.state is None and not os.access(root, os.W_OK):
+    linked = not there.is_relative_to(here)
+    if linked or not os.access(root, os.W_OK):
         options = replace(options, state=folder)
     result = verify(root, options)
     if result.unsound and not leave_out:
         return result
     sound = [verdict.report for verdict in result.verdicts if not verdict.against]
-    prefix = there.relative_to(here) if there.is_relative_to(here) else Path()
-    if not there.is_relative_to(here):
+    prefix = Path() if linked else there.relative_to(here)
+    if linked:
         for each in sound:
             _link(folder / each.name, there / each.name)
     entries = [

@@ -17,7 +17,7 @@ from data_prep.laion import findings as why
 from data_prep.laion.adopt import adopt
 from data_prep.laion.check import check
 from data_prep.laion.collect import collect
-from data_prep.laion.verify import Options, collected_as, downloaded_as
+from data_prep.laion.verify import Options, collected_as, downloaded_as, verify
 from data_prep.manifest import MANIFEST, read_manifest
 
 ALONE = Options(workers=1)
@@ -205,6 +205,8 @@ def test_adopt_from_elsewhere(tmp_path: Path) -> None:
     ours = tmp_path / "ours"
     assert {entry.shard: (ours / entry.shard).read_bytes() for entry in read_manifest(ours)} == before
     assert (ours / "a/0.tar").is_symlink()
+    assert [path.name for path in (tmp_path / "theirs").rglob("*") if path.suffix != ".tar" and path.is_file()] == []
+    assert verify(ours, ALONE).bytes_read == 0
     adopt(tmp_path / "theirs", tmp_path / MANIFEST, ALONE, leave_out=False)
     assert [entry.shard for entry in read_manifest(tmp_path)] == [f"theirs/{name}" for name in before]
     (ours / "a/0.tar").unlink()
