@@ -166,6 +166,18 @@ def tampered(path: Path, change: Callable[[bytes], bytes]) -> None:
     path.write_bytes(change(path.read_bytes()))
 
 
+@pytest.mark.parametrize("options", [{}, {"optimize": True}, {"restart_marker_blocks": 2}], ids=str)
+def test_a_jpeg_with_a_block_of_something_else(tmp_path: Path, options: dict[str, object]) -> None:
+    whole = encoded(noise(1, (256, 256)), **options)
+    other = np.random.default_rng(0).bytes(4096)
+    middle = len(whole) // 2
+    write_tar(tmp_path / "a.tar", picture(whole, width=256, height=256))
+    assert not reasons(tmp_path)
+    damaged = whole[:middle] + other + whole[middle + len(other) :]
+    write_tar(tmp_path / "a.tar", picture(damaged, width=256, height=256))
+    assert reasons(tmp_path) == {why.UNDECODABLE}
+
+
 @pytest.mark.parametrize(
     "change",
     [
