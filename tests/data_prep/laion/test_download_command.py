@@ -1,0 +1,92 @@
+"""The options of the download, its line of progress, and what is refused before anything starts."""
+
+import argparse
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from data_prep.__main__ import main
+from data_prep.commands.download import size
+from data_prep.laion.columns import parse_columns
+from data_prep.laion.plan import Shape, plan
+from data_prep.laion.rules import Settings
+from data_prep.laion.tally import Tally, shares
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """A plan of one row."""
+    table = {"url": ["https://example.org/1.jpg"], "caption": ["a picture of something"]}
+    parquet.write_table(pa.table(table), tmp_path / "metadata.parquet")
+    plan([tmp_path / "metadata.parquet"], tmp_path / "laion", parse_columns("auto"), Settings(), Shape())
+    return tmp_path / "laion"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("500", 500), ("500M", 524_288_000), ("2.5g", 2_684_354_560), ("1T", 1 << 40), ("8 K", None)],
+)
+def test_sizes(text: str, expected: int | None) -> None:
+    if expected is None:
+        with pytest.raises(argparse.ArgumentTypeError, match="such as 500M"):
+            size(text)
+    else:
+        assert size(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--stall", "60"], r"--stall 60.0 ends img2dataset .* give more than 80.0"),
+        (["--processes", "0"], r"--processes must be greater than 0, found 0"),
+        (["--min-success", "5"], r"--min-success is a share, 0 to 1, found 5.0"),
+        (["--retries", "-1"], r"--retries must not be negative"),
+        (["--part", "3/2"], r"expected I/N with I from 1 to N, found '3/2'"),
+        (["--disk-floor", "much"], r"expected a size such as 500M or 2.5G, found 'much'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["download", "retry"])
+def test_wrong_usage(
+    output: Path, capsys: pytest.CaptureFixture[str], command: str, words: Sequence[str], message: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--output", str(output), *words])
+    assert ended.value.code == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_without_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["download", "--output", str(tmp_path)]) == 1
+    assert "plan.json does not exist; run python -m data_prep plan" in capsys.readouterr().err
+
+
+def test_without_img2dataset(output: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["download", "--output", str(output), "--img2dataset-python", str(tmp_path / "none")]) == 1
+    assert "does not start (No such file or directory); name another by --img2dataset-python" in capsys.readouterr().err
+    bare = tmp_path / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')  # a Python without packages
+    bare.chmod(0o755)
+    assert main(["download", "--output", str(output), "--img2dataset-python", str(bare)]) == 1
+    assert "has no img2dataset; install it there" in capsys.readouterr().err
+
+
+def test_the_line_of_progress() -> None:
+    tally = Tally(shards=4, rows=400)
+    tally.add({"success": 80, "HTTP 404": 20}, earlier=True)
+    tally.add({"success": 90, "timeout": 10})
+    tally.running[3] = Counter({"success": 100})
+    line = tally.line(tally._started + 10)
+    assert line == (
+        "download: 3/4 shards, 300/400 rows, 20 rows/s, 90.0 % success (HTTP 404 6.7 %, timeout 3.3 %), 5 s left"
+    )
+
+
+def test_shares_of_nothing() -> None:
+    assert shares({}) == "0.0 % success"
+    assert shares({"DNS": 3}) == "0.0 % success (DNS 100.0 %)"
