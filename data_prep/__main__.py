@@ -8,10 +8,10 @@ import errno
 import sys
 from collections.abc import Sequence
 
-from data_prep.commands import check, download, emoji, manifest, plan, retry, stamps, stats, verify
+from data_prep.commands import check, download, emoji, manifest, plan, retry, run, stamps, stats, verify
 from data_prep.errors import DataError, UsageError
 
-COMMANDS = (emoji, stamps, plan, download, retry, verify, manifest, check, stats)
+COMMANDS = (emoji, stamps, run, plan, download, retry, verify, manifest, check, stats)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -52,6 +52,15 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=int, default=default_workers(), help="processes (default: one a core, %(default)s)"
     )
+    add_shares(parser)
+    parser.add_argument(
+        "--max-aspect", type=float, default=3.0, metavar="X", help="longer side over the shorter (default: %(default)s)"
+    )
+    parser.add_argument("--again", action="store_true", help="look at shards that have not changed, too")
+
+
+def add_shares(parser: argparse.ArgumentParser) -> None:
+    """How much of a shard may be bad."""
     parser.add_argument(
         "--max-broken",
         type=float,
@@ -67,10 +76,6 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
         help="share from which on a flaw makes the shard unsound: one colour, lost rotation, a caption of control "
         "characters … (default: %(default)s)",
     )
-    parser.add_argument(
-        "--max-aspect", type=float, default=3.0, metavar="X", help="longer side over the shorter (default: %(default)s)"
-    )
-    parser.add_argument("--again", action="store_true", help="look at shards that have not changed, too")
 
 
 def options_of(args: argparse.Namespace, state: Path | None) -> "Options":

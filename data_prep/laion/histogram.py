@@ -21,10 +21,10 @@ class Measure:
 
 
 MEASURES: Mapping[str, Measure] = {
-    "side": Measure("Shorter side of the original, pixels", np.round(2.0 ** np.arange(4, 13.5, 0.5))),
+    "side": Measure("Shorter side of the original, pixels", np.round(2.0 ** np.arange(4, 12.5, 0.5))),
     "aspect": Measure("Width over height of the original", 2.0 ** np.arange(-2, 2.25, 0.25)),
-    "caption": Measure("Length of the caption, characters", np.arange(0.0, 301.0, 10.0)),
-    "similarity": Measure("Similarity of picture and caption, as the metadata has it", np.arange(0, 31) / 50),
+    "caption": Measure("Length of the caption, characters", np.arange(0.0, 321.0, 10.0)),
+    "similarity": Measure("Similarity of picture and caption", np.arange(0, 33) / 50),
 }
 
 

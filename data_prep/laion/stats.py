@@ -119,12 +119,12 @@ def _gaps(record: dict[str, Any], counts: Counts, collected: bool) -> Iterator[s
         yield "There is no plan: what rules took out of the metadata is not known."
     if counts.tars:
         yield (
-            f"{counts.tars} shards have no table of img2dataset beside them: their hosts are not known, and of "
+            f"Shards without img2dataset's table beside them: {counts.tars}. Their hosts are not known, and of "
             "failures only what the manifest says."
         )
     if record["rows_to_come"]:
         yield f"{record['rows_to_come']:,} rows of the plan are not downloaded yet, or their shard was put aside."
     if not collected:
-        yield "There is no manifest yet: run python -m data_prep manifest, and then stats again, to see samples."
+        yield "There is no manifest yet, so no samples are shown; python -m data_prep run makes it."
     if counts.pictures and record["histograms"]["similarity"]["unknown"] == counts.pictures:
         yield "The metadata has no similarity of picture and caption."

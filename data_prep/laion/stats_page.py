@@ -17,7 +17,6 @@ from data_prep.laion.sheet import Pair
 
 _TEMPLATE = Path(__file__).with_name("stats_template.html")
 _WIDTH, _HEIGHT, _FLOOR = 480, 190, 160  # of a histogram, and where its bars stand
-_LABELS = 6
 
 
 def page(record: Mapping[str, Any], pairs: Sequence[Pair], name: str) -> str:
@@ -126,7 +125,7 @@ def _histogram(record: Mapping[str, Any], title: str) -> str:
             f'height="{height:.1f}"><title>{edges[place]:.4g} to {edges[place + 1]:.4g}: {count:,}</title></rect>'
         )
     parts.append(f'<line x1="0" x2="{_WIDTH}" y1="{_FLOOR}" y2="{_FLOOR}"/>')
-    for place in range(0, len(edges), -(-len(edges) // _LABELS)):
+    for place in range(0, len(edges), len(counts) // 4):
         x = step * (place + 0.5)
         parts.append(f'<text x="{x:.1f}" y="{_FLOOR + 18}" text-anchor="middle">{edges[place]:.4g}</text>')
     return "".join([*parts, "</svg>"])

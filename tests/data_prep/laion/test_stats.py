@@ -135,7 +135,7 @@ def test_adopted_shards_with_and_without_a_table(tmp_path: Path) -> None:
     assert found["hosts"] == [{"host": "a.com", "rows": 2, "success": 1}]
     assert found["histograms"]["side"]["counts"][2:5] == [0, 7, 0]  # 48 of 64 x 48, in 45 to 64
     assert found["histograms"]["caption"]["counts"][:3] == [3, 4, 1]
-    assert any("2 shards have no table" in sentence for sentence in found["not_known"])
+    assert any("table beside them: 2." in sentence for sentence in found["not_known"])
 
 
 def test_a_picture_without_json_is_measured_by_its_header(tmp_path: Path) -> None:

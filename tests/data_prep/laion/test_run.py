@@ -1,0 +1,121 @@
+"""Tests of `python -m data_prep run`: the steps in order, a shard that is damaged once or for ever, what it says.
+
+The download stands in for img2dataset, which test_download.py runs for real.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from shard_files import downloaded, encoded, meta, write_record, write_tar
+
+from data_prep.__main__ import main
+from data_prep.commands import run
+from data_prep.laion.layout import read_parts
+from data_prep.manifest import read_manifest
+
+ROWS = 10
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    lines = [{"url": f"http://a.com/{n}.jpg", "caption": f"picture {n}", "similarity": n / 10} for n in range(ROWS + 3)]
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shape = ["--shard-size", "5", "--shards-per-part", "1", "--workers", "1"]
+    return ["run", "--metadata", str(tmp_path / "m.jsonl"), "--output", str(tmp_path / "set"), *shape]
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, damaged: int) -> list[Path]:
+    """Download shards of 4 pictures and a failure each; the second is cut the first `damaged` times. What was made."""
+    made: list[Path] = []
+
+    def download(output: Path, settings: Any) -> None:
+        for number, part in enumerate(read_parts(output)):
+            if part.collected(0).exists():
+                continue
+            shard = downloaded(part.folder, number)
+            shard.rename(part.file_of(0, ".tar"))
+            table = shard.with_suffix(".parquet")
+            add_columns(table, part.file_of(0, ".parquet"))
+            shard.with_name(f"{shard.stem}_stats.json").rename(part.file_of(0, "_stats.json"))
+            made.append(part.file_of(0, ".tar"))
+            if number == 1 and made.count(made[-1]) <= damaged:
+                made[-1].write_bytes(made[-1].read_bytes()[:3000])
+
+    monkeypatch.setattr(run, "download", download)
+    return made
+
+
+def add_columns(table: Path, target: Path) -> None:
+    """The columns that img2dataset has and `write_record` leaves out."""
+    from pyarrow import array as column
+    from pyarrow import parquet, string
+
+    found = parquet.read_table(table)
+    for name in ("url", "caption"):
+        found = found.append_column(name, column(["http://a.com/x"] * len(found), string()))
+    table.unlink()
+    parquet.write_table(found, target)
+
+
+def test_a_shard_that_was_damaged_is_downloaded_again(
+    tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = stand_in(monkeypatch, damaged=1)
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert "13 rows of metadata, 10 taken; by rule similarity 3" in said.out
+    assert "10 rows downloaded, 80.0 % success (HTTP Error 404: Not Found 20.0 %)" in said.out
+    assert "8 samples in 2 verified shards" in said.out
+    assert "1 shards were put aside and are downloaded again" in said.err
+    shards = tmp_path / "set" / "shards"
+    assert [(entry.shard, entry.samples) for entry in read_manifest(shards)] == [
+        ("00000-00000.tar", 4),
+        ("00001-00000.tar", 4),
+    ]
+    assert (tmp_path / "set" / "quarantine" / "parts-00001-00000.json").exists()
+    before = (shards / "manifest.jsonl").read_bytes()
+    assert main([*words, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["rows"], record["rows_to_come"], record["samples"]) == (10, 0, 8)
+    assert (shards / "manifest.jsonl").read_bytes() == before
+    assert len(made) == 3
+
+
+def test_a_shard_that_stays_damaged_is_an_error(
+    tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in(monkeypatch, damaged=2)
+    assert main(words) == 1
+    said = capsys.readouterr()
+    assert "5 rows of the plan are not downloaded yet, or their shard was put aside" in said.out
+    assert "error: 1 shards are unsound again" in said.err
+    assert len(read_manifest(tmp_path / "set" / "shards")) == 1
+    assert main(words) == 0
+
+
+def test_flaws_of_the_web_put_no_shard_aside(
+    tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def download(output: Path, settings: Any) -> None:
+        for number, part in enumerate(read_parts(output)):
+            if part.collected(0).exists():
+                continue
+            keys = [f"{number}{n}" for n in range(3)]
+            members = []
+            for place, key in enumerate(keys):
+                image = Image.effect_mandelbrot((32, 24), (-2, -1, 1, 1), 20 + place + 5 * number)
+                if place == 0:
+                    image = Image.new("L", (32, 24), 50 * number)
+                members += [(f"{key}.jpg", encoded(image)), (f"{key}.txt", b"x"), (f"{key}.json", meta(key, "x"))]
+            tar = write_tar(part.file_of(0, ".tar"), members)
+            write_record(tar, keys, ["a", "b"])
+            table = part.file_of(0, ".parquet")
+            add_columns(table, table)
+
+    monkeypatch.setattr(run, "download", download)
+    assert main(words) == 0
+    assert "6 samples in 2 verified shards" in capsys.readouterr().out
+    assert not (tmp_path / "set" / "quarantine").exists()
