@@ -23,11 +23,11 @@ def page(record: Mapping[str, Any], pairs: Sequence[Pair], name: str) -> str:
     """The whole page. `record` is the content of stats.json, `name` the data set's."""
     bodies = [
         ("What is not known", _gaps(record["not_known"])),
-        ("Samples drawn at random", _sheet(pairs, record)),
         ("What came of the rows", _reasons(record)),
         ("What the rules took out of the metadata", _rules(record["plan"])),
         ("The pictures that came", _histograms(record["histograms"])),
         ("The most frequent hosts", _hosts(record)),
+        ("Samples drawn at random", _sheet(pairs, record)),
     ]
     sections = "\n".join(f"<section>\n<h2>{head}</h2>\n{body}\n</section>" for head, body in bodies if body)
     parts = {"title": _shown(f"The data set {name}"), "lead": _lead(record), "sections": sections}
