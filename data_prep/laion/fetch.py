@@ -15,6 +15,7 @@ import functools
 import io
 import json
 import os
+import signal
 import sys
 from typing import Any
 
@@ -116,6 +117,7 @@ def _png(pixels: Any) -> bytes:
 
 def main(text: str) -> None:
     """Download one part; `text` is JSON with img2dataset's settings and ours."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # some shells ignore it, and then the pool's workers would never end
     order = json.loads(text)
     program = sys.modules["img2dataset.main"]  # the package's own name `main` is a function
     vars(program).update(
