@@ -61,7 +61,10 @@ def read(folder: Path, facts: Mapping[str, Any]) -> Tensor | None:
         RefusedError: the file is damaged, or holds the weights of other facts.
     """
     path = file_of(folder, facts)
-    if not path.exists():
+    try:
+        if not path.exists():
+            return None
+    except OSError:  # a folder that may not be looked into; `write` says so
         return None
     remove = f"Remove it, or give another --classifier-cache ('' for none): rm {path}"
     try:

@@ -20,6 +20,8 @@ from evaluate import metrics
 from evaluate.errors import RefusedError
 from evaluate.result import unpacked_hits
 
+PROTOCOL = ("templates", "decoder", "image_size", "precision")  # of a result, and what else its figures depend on
+
 
 def read_result(path: Path) -> dict[str, Any]:
     """A zero-shot result with what is needed to compare it.
@@ -40,11 +42,37 @@ def read_result(path: Path) -> dict[str, Any]:
         raise RefusedError(
             f"{path} has no {', '.join(missing)}: it is no zero-shot result, or one of an older version."
         )
+    if not all(isinstance(found[name], dict) for name in ("hits", "lists", "classes")):
+        raise RefusedError(f"{path} is not as `evaluate zero-shot` writes it. Evaluate the checkpoint again.")
     try:
         found["hits"] = {name: unpacked_hits(packed) for name, packed in found["hits"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RefusedError(f"{path}: its hits are damaged ({error!r}). Evaluate the checkpoint again.") from error
+    for name, hits in found["hits"].items():
+        figures = found.get("results", {}).get(name)
+        if figures and _shares(hits) != (figures["top1"], figures["top5"], figures["n"]):
+            raise RefusedError(f"{path}: the hits of {name} do not give its figures. Evaluate the checkpoint again.")
     return found | {"path": str(path)}
+
+
+def _shares(hits: Mapping[str, np.ndarray]) -> tuple[float, float, int]:
+    """Top-1 and top-5 in percent and the number of pictures, as a result states them."""
+    readable = hits["readable"]
+    top1, top5 = (metrics.percent(torch.from_numpy(hits[name][readable])) for name in ("top1", "top5"))
+    return top1, top5, int(readable.sum())
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """What was not done alike, a sentence each: then more than the checkpoints differs."""
+    return [
+        f"{name.replace('_', ' ')}: {_spelt(a.get(name))} in a and {_spelt(b.get(name))} in b."
+        for name in PROTOCOL
+        if a.get(name) != b.get(name)
+    ]
+
+
+def _spelt(value: Any) -> str:
+    return str(value.get("name")) if isinstance(value, dict) else str(value)
 
 
 def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -73,6 +101,8 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, dict[str, A
 
 def _compare_set(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """One set, on the pictures that both could read."""
+    if not np.array_equal(a["labels"], b["labels"]):
+        raise RefusedError("the results give the same pictures other classes. Evaluate both again.")
     kept = a["readable"] & b["readable"]
     if not kept.any():
         raise RefusedError("no picture was readable in both results")
@@ -119,4 +149,4 @@ def table(found: Mapping[str, Mapping[str, Any]], a: Mapping[str, Any], b: Mappi
                 line += f"{pair['only_a']:>8}{pair['only_b']:>8}{pair['p']:>12.3g}"
             lines.append(line)
         lines.append(f"{'':<24}on {row['n']:,} pictures")
-    return "\n".join(lines)
+    return "\n".join([*lines, *differences(a, b)])

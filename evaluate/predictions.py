@@ -18,9 +18,9 @@ from evaluate.zero_shot import Measured
 ROWS = 100_000  # written at a time
 
 
-def check_predictions(path: Path) -> None:
-    """Raise RefusedError unless predictions can be written to `path`."""
-    check_writable(path, "--predictions")
+def check_predictions(path: Path, keep: Sequence[Path] = ()) -> None:
+    """Raise RefusedError unless predictions can be written to `path`, which is none of those to `keep`."""
+    check_writable(path, "--predictions", keep)
     _parquet()
 
 

@@ -31,8 +31,13 @@ FORMAT = 1  # raised when a name changes its meaning
 TOP_FIGURES = ("top1", "top5", "mean_per_class", "n")  # of the first set, on the result itself
 
 
-def check_writable(path: Path, option: str = "--output") -> None:
-    """Raise RefusedError unless a file can be made where ``path`` is. Tried, not guessed: root passes every guess."""
+def check_writable(path: Path, option: str = "--output", keep: Sequence[Path | None] = ()) -> None:
+    """Raise RefusedError unless a file can be made where ``path`` is, and it is none of those to ``keep``.
+
+    Tried, not guessed: root passes every guess.
+    """
+    if any(other is not None and path.resolve() == other.resolve() for other in keep):
+        raise RefusedError(f"{option} {path} is a file that this command reads or writes otherwise. Choose another.")
     if path.is_dir():
         raise RefusedError(f"{option} {path} is a folder. Give a file name, for example {path / 'zero-shot.json'}.")
     try:
@@ -115,7 +120,7 @@ def zero_shot_result(
         "root": root,
         **{name: results[dataset.sets[0].name][name] for name in TOP_FIGURES},
         "bad": len(bad),
-        "partial": is_partial(dataset, folders, protocol),
+        "partial": is_partial(dataset, listed - len(bad), protocol),
         "about": [*dataset.about, *filter(None, [size_warning(loaded)])],
         "manifests": {f.name: f.manifest_sha256 for f in folders if f.manifest_sha256},
         "list_sha256": first.folder.pictures.list_sha256,
@@ -151,10 +156,11 @@ def zero_shot_result(
     }
 
 
-def is_partial(dataset: Dataset, folders: Sequence[Readied], protocol: Protocol) -> bool:
-    """Whether the figures are of fewer pictures than the set has."""
-    fewer = dataset.official is not None and sum(len(f.pictures) for f in folders) < dataset.official
-    return fewer or protocol.limit is not None or protocol.per_class is not None
+def is_partial(dataset: Dataset, pictures: int, protocol: Protocol) -> bool:
+    """Whether the figures, of so many readable pictures, are of fewer than the set has."""
+    if dataset.official is not None:
+        return pictures < dataset.official
+    return protocol.limit is not None or protocol.per_class is not None
 
 
 def class_facts(dataset: Dataset, folder: Readied) -> dict[str, Any]:
@@ -202,16 +208,20 @@ def unpacked_hits(packed: Mapping[str, Any]) -> dict[str, np.ndarray]:
         ValueError, KeyError, TypeError: it is not as `packed_hits` writes it.
     """
     count = int(packed["count"])
-    found = {
-        name: np.unpackbits(np.frombuffer(base64.b64decode(packed[name], validate=True), np.uint8), count=count) > 0
-        for name in ("top1", "top5", "readable")
-    }
+    found = {}
+    for name in ("top1", "top5", "readable"):
+        octets = np.frombuffer(base64.b64decode(packed[name], validate=True), np.uint8)
+        if len(octets) != (count + 7) // 8:
+            raise ValueError(f"{name} holds {len(octets)} bytes, {count} pictures take {(count + 7) // 8}")
+        found[name] = np.unpackbits(octets, count=count) > 0
+    if (found["top1"] & ~found["top5"]).any() or (found["top5"] & ~found["readable"]).any():
+        raise ValueError("a picture is a top-1 hit and no top-5 hit, or was not read")
     try:
         content = zlib.decompress(base64.b64decode(packed["labels"], validate=True))
     except zlib.error as error:
         raise ValueError(str(error)) from error
     found["labels"] = np.frombuffer(content, "<i4")
-    if len(found["labels"]) != count or len(found["top1"]) != count:
+    if len(found["labels"]) != count or (found["labels"] < 0).any():
         raise ValueError(f"expected {count} pictures, found {len(found['labels'])}")
     return found
 

@@ -28,8 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
     """The compare subcommand."""
-    from evaluate.compare import compare, read_result, table
+    from evaluate.compare import compare, differences, read_result, table
 
     a, b = read_result(args.a), read_result(args.b)
     found = compare(a, b)
-    print(json.dumps({"a": a["path"], "b": b["path"], "sets": found}, indent=2) if args.json else table(found, a, b))
+    document = {"a": a["path"], "b": b["path"], "sets": found, "differences": differences(a, b)}
+    print(json.dumps(document, indent=2) if args.json else table(found, a, b))

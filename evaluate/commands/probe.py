@@ -72,7 +72,7 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
         device = together(lambda: own_device(args.device))
         together(lambda: model_config(args.model))
         together(lambda: check_checkpoint(args.pretrained))
-        from_first(lambda: check_writable(args.output))
+        from_first(lambda: check_writable(args.output, keep=(args.pretrained,)))
         parts = from_first(lambda: read_parts(args))
         loaded = together(lambda: load_model(args.model, args.pretrained, device=device))
         features = {name: encode(args, loaded, name, pictures, device) for name, pictures in parts.items()}

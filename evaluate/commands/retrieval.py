@@ -52,7 +52,7 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
         together(lambda: model_config(args.model))
         together(lambda: check_checkpoint(args.pretrained))
         if args.output:
-            from_first(lambda: check_writable(args.output))
+            from_first(lambda: check_writable(args.output, keep=(args.pretrained,)))
         pairs = from_first(lambda: pairs_of(args.data))
         loaded = together(lambda: load_model(args.model, args.pretrained, device=device))
         result = measure(args, loaded, pairs, device, argv)

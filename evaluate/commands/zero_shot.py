@@ -78,9 +78,9 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
         # A misspelled name or path is cheap to find; the data is not cheap to read.
         together(lambda: model_config(args.model))
         together(lambda: check_checkpoint(args.pretrained))
-        from_first(lambda: result.check_writable(args.output))
+        from_first(lambda: result.check_writable(args.output, keep=(args.pretrained, args.predictions)))
         if args.predictions:
-            from_first(lambda: check_predictions(args.predictions))
+            from_first(lambda: check_predictions(args.predictions, keep=(args.pretrained,)))
         dataset, folders = from_first(
             lambda: read_dataset(dataset, args.root, limit=args.limit, per_class=args.per_class, seed=args.seed)
         )
@@ -121,7 +121,8 @@ def forced_size(sides: Sequence[int] | None) -> int | tuple[int, int] | None:
 def pick_templates(dataset: "Dataset", name: str) -> "Templates":
     """The data set's prompts of that name. Raises RefusedError that says which it has."""
     if name not in dataset.templates:
-        raise RefusedError(f"--templates {name!r}: {dataset.name} has {', '.join(dataset.templates) or 'none'}.")
+        others = " or ".join(f"--templates {other}" for other in dataset.templates)
+        raise RefusedError(f"--templates {name!r}: {dataset.name} has no such prompts. Give {others}.")
     return dataset.templates[name]
 
 

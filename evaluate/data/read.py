@@ -15,7 +15,7 @@ from evaluate.data import emoji, webdataset
 from evaluate.data.classes import ClassList, class_list, shared_names
 from evaluate.data.pictures import Pictures
 from evaluate.data.remote import bring, is_address
-from evaluate.data.sets import ANY, EMOJI, PHOTO, Dataset, Templates
+from evaluate.data.sets import ANY, EMOJI, IMAGENET_TEMPLATES, Dataset, Templates
 from evaluate.data.tree import read_tree
 from evaluate.errors import RefusedError
 
@@ -84,7 +84,7 @@ def _webdataset(dataset: Dataset, root: str, folder: Path) -> tuple[Dataset, lis
         if own is None:
             raise RefusedError(f"{root} has no {webdataset.NAMES}, the names of its classes, one a line.")
         classes = ClassList(tuple(map(str, range(len(own)))), tuple(own))
-        templates = {"photo": PHOTO}
+        templates = {name: IMAGENET_TEMPLATES[name] for name in ("simple", "photo")}
         if (texts := webdataset.read_templates(folder)) is not None:
             templates["full"] = Templates("full", texts)
         dataset = replace(dataset, templates=templates)

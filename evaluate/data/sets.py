@@ -62,16 +62,15 @@ def _texts(templates: Sequence[Callable[[str], str]]) -> tuple[str, ...]:
 
 # Captions in training are the Unicode names themselves, so the class name alone is the prompt.
 PLAIN_NAME = Templates("plain-name", ("{}",))
-PHOTO = Templates("photo", ("a photo of a {}.",))
 IMAGENET_TEMPLATES = {
     "full": Templates("full", _texts(OPENAI_IMAGENET_TEMPLATES)),
     "simple": Templates("simple", _texts(SIMPLE_IMAGENET_TEMPLATES)),
-    "photo": PHOTO,
+    "photo": Templates("photo", ("a photo of a {}.",)),
 }
 
 EMOJI = Dataset(
     name="emoji",
-    templates={"full": PLAIN_NAME},
+    templates=IMAGENET_TEMPLATES | {"full": PLAIN_NAME},
     classes="classes.json",
     sets=(
         EvalSet(

@@ -1,5 +1,6 @@
 """Two results beside each other: McNemar's test on what was measured by hand, and results that cannot be compared."""
 
+import base64
 import json
 import math
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from evaluate.__main__ import main
-from evaluate.compare import compare, mcnemar, read_result, table
+from evaluate.compare import compare, differences, mcnemar, read_result, table
 from evaluate.errors import RefusedError
 from evaluate.result import packed_hits, unpacked_hits
 
@@ -146,3 +147,38 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path, capsys: pytest.Captu
     assert main(["compare", *files, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["sets"]["set"]["top1"]["difference"] == -40.0
     assert main(["compare", files[0], str(tmp_path / "none.json")]) == 1
+
+
+def flipped(bits: str) -> str:
+    return base64.b64encode(bytes(255 - octet for octet in base64.b64decode(bits))).decode()
+
+
+@pytest.mark.parametrize("how", ["all top-1 bits flipped", "cut", "other figures", "no lists"])
+def test_a_result_that_contradicts_itself_is_refused(tmp_path: Path, how: str) -> None:
+    path = result(tmp_path / "a.json", A, results={"set": {"top1": 60.0, "top5": 70.0, "n": 10}})
+    assert read_result(path)["model"] == "a"
+    content = json.loads(path.read_text())
+    match how:
+        case "all top-1 bits flipped":
+            content["hits"]["set"]["top1"] = flipped(content["hits"]["set"]["top1"])
+        case "cut":
+            content["hits"]["set"]["top1"] = base64.b64encode(b"\x00").decode()
+        case "other figures":
+            content["results"]["set"]["top1"] = 61.0
+        case "no lists":
+            content["lists"] = None
+    path.write_text(json.dumps(content))
+    with pytest.raises(RefusedError, match=r"Evaluate the checkpoint again"):
+        read_result(path)
+
+
+def test_other_labels_are_refused_and_another_protocol_is_said(tmp_path: Path) -> None:
+    a = read_result(result(tmp_path / "a.json", A, decoder="pillow", templates={"name": "full"}))
+    b = read_result(result(tmp_path / "b.json", B, decoder="torchvision", templates={"name": "photo"}))
+    said = ["templates: full in a and photo in b.", "decoder: pillow in a and torchvision in b."]
+    assert differences(a, b) == said
+    assert table(compare(a, b), a, b).endswith("\n".join(said))
+    assert differences(a, a) == []
+    b["hits"]["set"]["labels"] = b["hits"]["set"]["labels"][::-1]
+    with pytest.raises(RefusedError, match="other classes"):
+        compare(a, b)

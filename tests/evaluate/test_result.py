@@ -98,7 +98,9 @@ def test_the_document_says_what_was_measured(nano: tuple[str, Path]) -> None:
     assert list(found)[-1] == "hits", "what nobody reads comes last"
     # Fewer pictures than the official set, or a choice of them, are marked.
     assert made(replace(dataset, official=5))["partial"]
-    assert not made(replace(dataset, official=4))["partial"]
+    assert not made(replace(dataset, official=3))["partial"]
+    assert made(replace(dataset, official=4))["partial"], "one of the four cannot be read"
+    assert not made(replace(dataset, official=3), limit=4)["partial"], "a limit that leaves none out"
     assert made(dataset, limit=4)["partial"]
     assert (made(dataset, per_class=2, seed=7)["partial"], made(dataset, per_class=2, seed=7)["seed"]) == (True, 7)
 
@@ -121,3 +123,12 @@ def test_output_is_checked_by_trying(tmp_path: Path) -> None:
         check_writable(tmp_path)
     with pytest.raises(RefusedError, match="cannot write in /proc"):
         check_writable(Path("/proc/result.json"))
+
+
+def test_what_a_command_reads_is_no_place_for_its_output(tmp_path):
+    checkpoint = tmp_path / "checkpoint.pt"
+    checkpoint.write_bytes(b"weights")
+    (tmp_path / "linked").symlink_to(tmp_path)
+    with pytest.raises(RefusedError, match=r"--output .* reads or writes otherwise"):
+        check_writable(tmp_path / "linked" / "checkpoint.pt", keep=(None, checkpoint))
+    check_writable(tmp_path / "other.json", keep=(None, checkpoint))

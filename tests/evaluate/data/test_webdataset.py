@@ -71,7 +71,7 @@ def test_a_set_with_its_own_names_and_prompts(root: Path) -> None:
     assert folder.columns == {OWN: [0, 1, 2]}
     assert folder.pictures.root == str(root)
     assert dataset.templates["full"].texts == ("a photo of a {}.", "a {0}, the {0}.")
-    assert set(dataset.templates) == {"full", "photo"}
+    assert set(dataset.templates) == {"full", "simple", "photo"}
     assert dataset.templates["full"].texts[1].format("cat") == "a cat, the cat."
     assert dataset.about == ()
 
@@ -135,9 +135,9 @@ def test_a_known_set_of_other_classes(root: Path, tmp_path: Path) -> None:
     assert "they take part as wrong guesses" in read(few, "wds/few")[0].about[0]
 
 
-def test_without_prompts_only_the_plain_one_is_left(root: Path) -> None:
+def test_without_prompts_the_short_ones_are_left(root: Path) -> None:
     (root / "zeroshot_classification_templates.txt").unlink()
-    assert set(read(root)[0].templates) == {"photo"}
+    assert set(read(root)[0].templates) == {"simple", "photo"}
 
 
 @pytest.mark.parametrize(
