@@ -13,6 +13,7 @@ from typing import Any
 from data_prep.errors import UsageError
 from data_prep.laion.download import Settings, download
 from data_prep.laion.http import Limits
+from data_prep.laion.plan import check_metadata
 from data_prep.laion.tally import shares
 from data_prep.laion.watch import Bounds
 
@@ -46,9 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_place_arguments(parser: argparse.ArgumentParser) -> None:
     """What `download` and `retry` take beside the options of the download itself."""
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder with the plan")
-    parser.add_argument(
-        "--metadata", type=Path, nargs="+", metavar="PATH", help="taken so that plan's words can be given; not read"
-    )
+    parser.add_argument("--metadata", type=Path, nargs="+", metavar="PATH", help="what the plan was made of; compared")
     parser.add_argument("--allow-private", action="store_true", help="fetch from loopback and private addresses too")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -124,8 +123,15 @@ def settings_of(args: argparse.Namespace) -> Settings:
 def run(args: argparse.Namespace) -> None:
     """The download subcommand."""
     settings = settings_of(args)
+    refuse_other_metadata(args)
     interrupt_on_term()
     show(args, download(args.output, settings))
+
+
+def refuse_other_metadata(args: argparse.Namespace) -> None:
+    """Raise DataError where --metadata was given and the plan was made of other metadata."""
+    if args.metadata:
+        check_metadata(args.metadata, args.output)
 
 
 def show(args: argparse.Namespace, result: Mapping[str, Any]) -> None:

@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """The retry subcommand."""
     settings = command.settings_of(args)
+    command.refuse_other_metadata(args)
     command.interrupt_on_term()
     result = download(args.output, settings)
     if rows := plan_retry(args.output):

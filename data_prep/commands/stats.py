@@ -4,6 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
+from data_prep.commands.download import refuse_other_metadata
 from data_prep.errors import UsageError
 from data_prep.pool import default_workers
 
@@ -37,14 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """The stats subcommand."""
-    from data_prep.laion.plan import check_metadata
     from data_prep.laion.stats import HTML, stats
     from data_prep.laion.tally import shares
 
     if args.workers < 1:
         raise UsageError(f"--workers must be at least 1, found {args.workers}")
-    if args.metadata:
-        check_metadata(args.metadata, args.output)
+    refuse_other_metadata(args)
     record = stats(args.output, args.seed, args.workers)
     if args.json:
         print(json.dumps(record))

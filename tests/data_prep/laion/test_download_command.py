@@ -90,3 +90,14 @@ def test_the_line_of_progress() -> None:
 def test_shares_of_nothing() -> None:
     assert shares({}) == "0.0 % success"
     assert shares({"DNS": 3}) == "0.0 % success (DNS 100.0 %)"
+
+
+@pytest.mark.parametrize("command", ["download", "retry", "stats"])
+def test_other_metadata_than_the_plans_is_refused(
+    output: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    other = output.parent / "other.jsonl"
+    other.write_text("{}\n")
+    assert main([command, "--metadata", str(other), "--output", str(output)]) == 1
+    assert "was planned of other metadata" in capsys.readouterr().err
+    assert not (output / "parts").exists()
