@@ -150,6 +150,8 @@ def read_headers(path: Path) -> Iterator[tuple[tarfile.TarInfo, BinaryIO]]:
             _check_end(file, end, path)
     except FileNotFoundError:
         raise DataError(f"{path} does not exist") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
     except DataError:
         raise
     except Exception as error:  # of hostile headers tarfile raises many kinds; all mean the same here
@@ -182,7 +184,7 @@ def decode_image(data: bytes) -> Image.Image:
         image.load()
         return _to_rgb(_upright(image))
     except UnidentifiedImageError as error:
-        raise DataError(f"not a readable picture ({len(data)} bytes): no format that Pillow knows") from error
+        raise DataError(f"not a readable picture ({len(data)} bytes): none of {', '.join(FORMATS)}") from error
     except Exception as error:  # Pillow raises many kinds for damaged input; all mean the same here
         raise DataError(f"not a readable picture ({len(data)} bytes): {error}") from error
 

@@ -56,8 +56,9 @@ class Reader:
 def read_otherwise(data: bytes) -> str | None:
     """What a readable picture has that `convert("RGB")` alone would show otherwise; None for ordinary ones."""
     with Image.open(io.BytesIO(data)) as header:
-        # Pillow would decode a whole PNG to look for EXIF data that is not there.
-        if header.format == "JPEG" or b"eXIf" in data or b"EXIF" in data:
+        # Pillow would decode a whole PNG to look for a block that is not there. TIFF it turns by itself.
+        marked = any(mark in data for mark in (b"eXIf", b"EXIF", b"XML:com.adobe.xmp", b"XMP "))  # PNG's, WebP's
+        if header.format == "JPEG" or (header.format != "TIFF" and marked):
             try:
                 orientation = header.getexif().get(ExifTags.Base.Orientation, 1)
             except Exception:  # a damaged block says nothing

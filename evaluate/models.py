@@ -71,6 +71,14 @@ def check_checkpoint(checkpoint: Path) -> None:
         )
 
 
+def check_image_size(config: dict[str, Any], image_size: int | tuple[int, int] | None) -> None:
+    """Raise RefusedError where the pictures would be smaller than a patch."""
+    patch = config["vision_cfg"].get("patch_size")
+    sides = (image_size,) if isinstance(image_size, int) else image_size or ()
+    if isinstance(patch, int) and any(side < patch for side in sides):
+        raise RefusedError(f"--image-size {min(sides)} is less than one patch of the model, {patch} pixels. Give more.")
+
+
 def load_model(
     name: str,
     checkpoint: Path,
@@ -123,6 +131,19 @@ def stored_tokens(checkpoint: Path) -> int | None:
     weights = stored.get("state_dict", stored)
     found = weights.get(POSITIONS, weights.get(f"module.{POSITIONS}"))
     return None if found is None else int(found.shape[0])
+
+
+def unread_warning(loaded: LoadedModel) -> str | None:
+    """A sentence where a side is no whole number of patches: the tower does not read what is left over."""
+    patch = loaded.config["vision_cfg"].get("patch_size")
+    size = loaded.image_size
+    over = [side for side in ([size] if isinstance(size, int) else size) if isinstance(patch, int) and side % patch]
+    if not over:
+        return None
+    return (
+        f"{over[0]} pixels are {over[0] // patch} patches of {patch} and {over[0] % patch} more, which the tower does "
+        "not read."
+    )
 
 
 def size_warning(loaded: LoadedModel) -> str | None:

@@ -3,6 +3,7 @@
 The frame and the style sheet are ``report_template.html``; the page fetches nothing and runs no script.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -14,6 +15,7 @@ from evaluate.sections.values import figure, note
 from evaluate.sections.zero_shot import ZeroShot
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
+CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 MOST_TILES = 6
 EMOJI_SETS = {"heldout_vendor", "heldout_concepts"}  # the emoji set's results, which the lead speaks of
 
@@ -22,7 +24,8 @@ Named = Sequence[tuple[Run, str, str]]  # a run, its label, its colour's CSS cla
 
 def fill(parts: Mapping[str, str]) -> str:
     """The whole page. Raises KeyError when a part of the template is not given."""
-    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(parts)
+    filled = Template(TEMPLATE.read_text(encoding="utf-8")).substitute(parts)
+    return CONTROLS.sub("\ufffd", filled)  # names and paths may hold any, and HTML allows none
 
 
 def sections(bodies: Sequence[tuple[str, str]]) -> str:

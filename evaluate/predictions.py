@@ -1,8 +1,10 @@
 """A row a picture as parquet: what the model said of it, for whoever wants to look at single predictions.
 
-Columns: `set`, `folder`, `name` (of the picture), `label` and `label_name`, `readable`, `guesses` (class indices, best
-first), `guess_names`, `scores` (100 times the cosine, float32). Class indices are those of the folder's class list.
-Of a picture that could not be read `guesses`, `guess_names` and `scores` are null.
+Columns: `set`, `folder`, `name` (of the picture), `label` and `label_name`, `readable`, `read_otherwise` (what it has
+that OpenCLIP would read otherwise, else null), `guesses` (class indices, best first), `guess_names`, `scores` (100
+times the cosine, float32). Class indices are those of the folder's class list. Of a picture that could not be read
+`guesses`, `guess_names` and `scores` are null. The file's metadata has its result's `checkpoint_sha256` and
+`list_sha256`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,8 +26,10 @@ def check_predictions(path: Path, keep: Sequence[Path] = ()) -> None:
     _parquet()
 
 
-def write_predictions(path: Path, sets: Sequence[EvalSet], measured: Mapping[str, Measured]) -> None:
-    """Write the guesses of every set, one after the other; `measured` by folder."""
+def write_predictions(
+    path: Path, sets: Sequence[EvalSet], measured: Mapping[str, Measured], facts: Mapping[str, str]
+) -> None:
+    """Write the guesses of every set, one after the other; `measured` by folder, `facts` as the file's metadata."""
     arrow, parquet = _parquet()
     schema = arrow.schema(
         [
@@ -35,10 +39,12 @@ def write_predictions(path: Path, sets: Sequence[EvalSet], measured: Mapping[str
             ("label", arrow.int32()),
             ("label_name", arrow.string()),
             ("readable", arrow.bool_()),
+            ("read_otherwise", arrow.string()),
             ("guesses", arrow.list_(arrow.int32())),
             ("guess_names", arrow.list_(arrow.string())),
             ("scores", arrow.list_(arrow.float32())),
-        ]
+        ],
+        metadata=dict(facts),
     )
     with writing(path) as file, parquet.ParquetWriter(file, schema) as writer:
         for eval_set in sets:
@@ -71,6 +77,7 @@ def _rows(measured: Measured, name: str) -> list[dict[str, object]]:
                 "label": label,
                 "label_name": names[label],
                 "readable": best is not None,
+                "read_otherwise": measured.otherwise.get(number),
                 "guesses": best,
                 "guess_names": None if best is None else [names[index] for index in best],
                 "scores": scores,

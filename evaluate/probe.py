@@ -14,7 +14,9 @@ float32 a few times over.
 Legend: N pictures, D embedding width, C classes.
 """
 
+import hashlib
 import warnings
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +27,7 @@ from torch import nn
 
 from data_prep.shards import decode_image
 from evaluate import metrics
-from evaluate.data.pictures import Pictures
+from evaluate.data.pictures import Pictures, Place
 from evaluate.encode import MOST_BAD, BadImage, Preprocess, picture_rows
 from evaluate.errors import RefusedError
 
@@ -36,6 +38,7 @@ ITERATIONS = 1000
 TOLERANCE = 1e-8
 VALIDATION = 0.2
 NEIGHBOURS = (1, 5, 20)
+MOST_SHARED = 0.1  # of the test pictures may be training pictures; some sets have a few per cent of their own making
 TOP_K = 5
 
 
@@ -83,6 +86,29 @@ def labelled_features(
     if not rows_ND.isfinite().all():
         raise RefusedError(f"{pictures.root}: image features are NaN or infinite; the checkpoint is damaged")
     return Features(rows_ND.numpy(), np.array(pictures.labels)[readable], bad)
+
+
+def shared_pictures(training: Pictures, test: Pictures) -> list[int]:
+    """Numbers of the test pictures whose bytes are also a training picture of the same class.
+
+    Only pictures of equal class and size are read: few, where they are not the same ones.
+    """
+    of_test: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for number, (label, place) in enumerate(zip(test.labels, test.places, strict=True)):
+        of_test[label, place.size].append(number)
+    learnt: dict[tuple[int, int], set[bytes]] = defaultdict(set)
+    for label, place in zip(training.labels, training.places, strict=True):
+        if (label, place.size) in of_test:
+            learnt[label, place.size].add(digest(place))
+    return sorted(n for alike, seen in learnt.items() for n in of_test[alike] if digest(test.places[n]) in seen - {b""})
+
+
+def digest(place: Place) -> bytes:
+    """Hash of an encoded picture; nothing of one that cannot be read, which encoding then reports."""
+    try:
+        return hashlib.sha256(place.read()).digest()
+    except (OSError, EOFError):
+        return b""
 
 
 def check_installed() -> None:

@@ -50,8 +50,8 @@ def write_report(
     Raises:
         RefusedError: nothing to show, or a gallery is asked for that the first run cannot give.
     """
-    check_writable(output)
     found = collect(folders)
+    check_writable(output)
     first, result = first_run(found)
     examples = None
     if root is not None:

@@ -9,6 +9,7 @@ import shlex
 import sys
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -23,7 +24,7 @@ from evaluate.data.read import Readied
 from evaluate.data.sets import Dataset, EvalSet, Templates
 from evaluate.decode import DECODERS
 from evaluate.errors import RefusedError
-from evaluate.models import LoadedModel, size_warning
+from evaluate.models import LoadedModel, size_warning, unread_warning
 from evaluate.zero_shot import TOP_K, Measured, figures_of
 from open_clip_linear.listing import attention_kind
 
@@ -121,7 +122,7 @@ def zero_shot_result(
         **{name: results[dataset.sets[0].name][name] for name in TOP_FIGURES},
         "bad": len(bad),
         "partial": is_partial(dataset, listed - len(bad), protocol),
-        "about": [*dataset.about, *filter(None, [size_warning(loaded)])],
+        "about": [*dataset.about, *filter(None, [size_warning(loaded), unread_warning(loaded)])],
         "manifests": {f.name: f.manifest_sha256 for f in folders if f.manifest_sha256},
         "list_sha256": first.folder.pictures.list_sha256,
         "lists": {f.name: f.pictures.list_sha256 for f in folders},
@@ -141,7 +142,9 @@ def zero_shot_result(
         "max_bad": protocol.max_bad,
         "counts": {"images": listed - len(bad), "bad_images": len(bad)},
         "bad_images": bad,
-        "read_otherwise": {name: m.otherwise for name, m in measured.items() if m.otherwise},
+        "read_otherwise": {
+            name: dict(sorted(Counter(m.otherwise.values()).items())) for name, m in measured.items() if m.otherwise
+        },
         "sets": {s.name: {"title": s.title, "folder": s.folder, "about": s.about} for s in dataset.sets},
         "results": results,
         "seconds": round(seconds, 3),
@@ -235,11 +238,14 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     if result["partial"]:
         said.append(f"Partial: {result['counts']['images']:,} pictures, fewer than the whole set.")
     if result["bad_images"]:
-        named = ", ".join(f"{b['folder']}/{b['shard']}:{b['key']}" for b in result["bad_images"][:5])
-        said.append(f"{len(result['bad_images'])} unreadable pictures were left out: {named}.")
+        named = ", ".join(bad_name(b) for b in result["bad_images"][:5])
+        more = ", …" if len(result["bad_images"]) > 5 else ""
+        said.append(f"Unreadable pictures, left out: {len(result['bad_images'])} ({named}{more}).")
     otherwise = [f"{count} with {has}" for counts in result["read_otherwise"].values() for has, count in counts.items()]
     if otherwise:
-        said.append(f"Read as a person sees them, which OpenCLIP would not: {', '.join(otherwise)}.")
+        said.append(
+            f"Read as a person sees them, which OpenCLIP would not: {', '.join(otherwise)} (--predictions names them)."
+        )
     for name, row in result["results"].items():
         if row["ties"]:
             said.append(
@@ -248,6 +254,12 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         if "merged_top1" in row:
             said.append(f"{name}: top-1 is {row['merged_top1']:.2f} % where classes of one name count as one.")
     return said
+
+
+def bad_name(bad: Mapping[str, str]) -> str:
+    """Where an unreadable picture lies under the root: `val/n01440764/x.JPEG` and `test/0.tar:s01`."""
+    below = f"{bad['folder']}/{bad['shard']}".strip("/")
+    return f"{below}{':' if below.endswith('.tar') else '/'}{bad['key']}"
 
 
 def table(result: Mapping[str, Any], sets: Sequence[EvalSet]) -> str:

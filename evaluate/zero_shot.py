@@ -17,7 +17,6 @@ Legend: N pictures, B of a batch, C classes of the folder, S of a set, D embeddi
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +53,7 @@ class Measured:
     folder: Readied
     sets: dict[str, Guesses]
     bad: list[BadImage]
-    otherwise: dict[str, int]  # how many pictures OpenCLIP would read otherwise, by what they have
+    otherwise: dict[int, str]  # pictures that OpenCLIP would read otherwise, by number: what they have
     seconds: float  # reading, transforming and encoding the pictures
 
 
@@ -94,10 +93,10 @@ def measure(
     labels = torch.tensor(folder.pictures.labels, dtype=torch.int64)
 
     def rows_of(batch: range, pixels_BCHW: Tensor) -> Tensor:
-        """A column for finite features, then for each set K guesses, their K scores, and whether there is a tie."""
+        """A column for usable features, then for each set K guesses, their K scores, and whether there is a tie."""
         features_BD = model.encode_image(pixels_BCHW.to(device), normalize=True).float()  # type: ignore[operator]
         scores_BC = 100.0 * features_BD @ weights_DC
-        parts = [features_BD.isfinite().all(dim=1, keepdim=True)]
+        parts = [(features_BD.isfinite().all(dim=1) & features_BD.any(dim=1))[:, None]]
         for name, chosen_S in columns.items():
             scores_BS = scores_BC if chosen_S is None else scores_BC[:, chosen_S]
             best = scores_BS.topk(min(TOP_K, scores_BS.shape[1]), dim=1)
@@ -123,8 +122,8 @@ def measure(
     rows, numbers_N = rows.cpu(), torch.tensor(readable)
     if not rows[numbers_N, 0].all():
         raise RefusedError(
-            "image features are NaN or infinite. The checkpoint is damaged or the run diverged: look at the end of its "
-            "metrics.jsonl and evaluate an earlier checkpoint."
+            "image features are NaN, infinite or all zero. The checkpoint is damaged or the run diverged: look at the "
+            "end of its metrics.jsonl and evaluate an earlier checkpoint."
         )
     sets, at = {}, 1
     for name, chosen in folder.columns.items():
@@ -135,8 +134,7 @@ def measure(
         guesses, scores, tied = rows[own_N, at : at + 2 * k + 1].split([k, k, 1], dim=1)
         sets[name] = Guesses(own_N, labels[own_N], guesses.long(), scores.float(), tied[:, 0].bool())
         at += 2 * k + 1
-    otherwise = Counter(union(reader.otherwise).values())
-    return Measured(folder, sets, bad, dict(sorted(otherwise.items())), seconds)
+    return Measured(folder, sets, bad, union(reader.otherwise), seconds)
 
 
 def _places(chosen: list[int], classes: int) -> Tensor:

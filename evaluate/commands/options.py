@@ -12,17 +12,23 @@ MOST_THREADS = 8  # that decode pictures; more gain nothing beside one model
 
 def positive(text: str) -> int:
     """An argument that is a whole number above 0."""
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
     if value <= 0:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, found {text!r}")
     return value
 
 
 def share(text: str) -> float:
     """An argument between 0 and 1."""
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
     if not 0 <= value < 1:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"expected a share, 0 or more and below 1, found {text!r}")
     return value
 
 

@@ -74,11 +74,12 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
         together(lambda: check_checkpoint(args.pretrained))
         from_first(lambda: check_writable(args.output, keep=(args.pretrained,)))
         parts = from_first(lambda: read_parts(args))
+        shared = from_first(lambda: refuse_shared(parts))
         loaded = together(lambda: load_model(args.model, args.pretrained, device=device))
         features = {name: encode(args, loaded, name, pictures, device) for name, pictures in parts.items()}
         figures = from_first(lambda: probe(args, features))
         if is_first():
-            result = result_of(args, loaded, parts, features, figures, device, argv)
+            result = result_of(args, loaded, parts, features, figures, device, argv) | {"shared": shared}
             write_text(args.output, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
             print(table(result))
             print(f"written: {args.output}")
@@ -103,9 +104,21 @@ def read_parts(args: argparse.Namespace) -> "dict[str, Pictures]":
             f"--train-root has {len(training.classes):,} classes and --root {len(test.classes):,}, which are not the "
             "same ones in the same order. Give two parts of one data set."
         )
-    if training.list_sha256 == test.list_sha256:
-        raise RefusedError("--train-root and --root hold the same pictures; a probe would be tested on what it learnt.")
     return {"training": training, "test": test}
+
+
+def refuse_shared(parts: "dict[str, Pictures]") -> list[str]:
+    """Names of the test pictures that are also training pictures. Raises RefusedError where they are many."""
+    from evaluate.probe import MOST_SHARED, shared_pictures
+
+    test = parts["test"]
+    shared = [test.names[number] for number in shared_pictures(parts["training"], test)]
+    if len(shared) > MOST_SHARED * len(test):
+        raise RefusedError(
+            f"{len(shared):,} of the {len(test):,} test pictures are also training pictures of their class, first "
+            f"{shared[0]}: a probe would be tested on what it learnt. Give two parts that share none."
+        )
+    return shared
 
 
 def encode(args: argparse.Namespace, loaded: "LoadedModel", name: str, pictures: "Pictures", device: str) -> "Features":
@@ -193,6 +206,8 @@ def table(result: Mapping[str, Any]) -> str:
     bad = sum(map(len, result["bad_images"].values()))
     if bad:
         lines.append(f"{bad} unreadable pictures were left out.")
+    if result["shared"]:
+        lines.append(f"{len(result['shared'])} test pictures are also training pictures, first {result['shared'][0]}.")
     if result["limit"]:
         lines.append(f"A quick look at {result['limit']} pictures of each part (--limit).")
     return "\n".join(lines)

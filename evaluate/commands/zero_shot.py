@@ -68,7 +68,7 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
     from evaluate import result
     from evaluate.data.read import read_dataset
     from evaluate.data.sets import get_dataset
-    from evaluate.models import check_checkpoint, load_model, model_config
+    from evaluate.models import check_checkpoint, check_image_size, load_model, model_config
     from evaluate.predictions import check_predictions, write_predictions
     from evaluate.ranks import from_first, is_first, joined, rank_and_size, together
 
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
         dataset, image_size = get_dataset(args.dataset), forced_size(args.image_size)
         device = together(lambda: own_device(args.device))
         # A misspelled name or path is cheap to find; the data is not cheap to read.
-        together(lambda: model_config(args.model))
+        together(lambda: check_image_size(model_config(args.model), image_size))
         together(lambda: check_checkpoint(args.pretrained))
         from_first(lambda: result.check_writable(args.output, keep=(args.pretrained, args.predictions)))
         if args.predictions:
@@ -102,7 +102,8 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
         if is_first():
             found = result.zero_shot_result(loaded, dataset, args.root, measured, protocol, prompts=prompts, argv=argv)
             if args.predictions:
-                write_predictions(args.predictions, dataset.sets, measured)
+                facts = {"checkpoint_sha256": loaded.sha256, "list_sha256": found["list_sha256"]}
+                write_predictions(args.predictions, dataset.sets, measured, facts)
             write_text(args.output, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
             print(result.table(found, dataset.sets))
             for path in filter(None, (args.output, args.predictions)):

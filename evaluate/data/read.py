@@ -7,6 +7,7 @@ has a form of its own; everything else is a tree of class folders.
 """
 
 import hashlib
+import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from evaluate.data import emoji, webdataset
 from evaluate.data.classes import ClassList, class_list, shared_names
 from evaluate.data.pictures import Pictures
 from evaluate.data.remote import bring, is_address
-from evaluate.data.sets import ANY, EMOJI, IMAGENET_TEMPLATES, Dataset, Templates
+from evaluate.data.sets import ANY, DATASETS, EMOJI, IMAGENET_TEMPLATES, Dataset, Templates
 from evaluate.data.tree import read_tree
 from evaluate.errors import RefusedError
 
@@ -73,6 +74,7 @@ def _read(dataset: Dataset, root: str) -> tuple[Dataset, list[Readied]]:
     except RefusedError:
         webdataset.refuse_neighbours(folder, dataset.split)
         raise
+    _refuse_other_names(dataset, pictures)
     return dataset, [_whole(dataset, pictures, list(classes.names))]
 
 
@@ -146,6 +148,20 @@ def _refuse_more(dataset: Dataset, pictures: Pictures) -> None:
         f"{pictures.root}: {len(pictures):,} pictures, but {dataset.sets[0].title} has {dataset.official:,}. "
         f"{meant} the folder that holds that set alone."
     )
+
+
+def _refuse_other_names(dataset: Dataset, pictures: Pictures) -> None:
+    """ImageNet-1k and Sketch have the same class folders; their pictures' names tell them apart."""
+    for other in DATASETS.values():
+        if dataset.file_names and other.file_names not in ("", dataset.file_names):
+            names = [name.rpartition("/")[2] for name in pictures.names]
+            foreign = [name for name in names if re.fullmatch(other.file_names, name)]
+            if len(foreign) > len(names) / 2:
+                raise RefusedError(
+                    f"{pictures.root}: {len(foreign):,} of {len(names):,} pictures are named as those of "
+                    f"{other.sets[0].title} are, for example {foreign[0]}. Give --dataset {other.name}, or the folder "
+                    f"of {dataset.sets[0].title}."
+                )
 
 
 def _notes(class_names: list[str]) -> list[str]:

@@ -7,6 +7,7 @@ An entry says nothing about a model; ``read.py`` finds the reader for it and ``z
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from open_clip import OPENAI_IMAGENET_TEMPLATES, SIMPLE_IMAGENET_TEMPLATES
 
@@ -47,6 +48,7 @@ class Dataset:
     numbered: bool = False  # class folders are numbers: label = int(name)
     official: int | None = None  # pictures of the official set: fewer are partial, more are refused
     about: tuple[str, ...] = ()  # what a reader has to know
+    file_names: str = ""  # a regular expression for the official pictures' names, where other sets have other names
     split: str = "test"  # in CLIP_benchmark's layout, where "train" is the other
 
     @property
@@ -96,25 +98,23 @@ EMOJI = Dataset(
 )
 
 
-def _imagenet(
-    name: str, title: str, official: int | None, classes: str = "imagenet-1k", subset: str = "", numbered: bool = False
-) -> Dataset:
+def _imagenet(name: str, title: str, official: int | None, classes: str = "imagenet-1k", **more: Any) -> Dataset:
     """An entry of ImageNet's family: one set, OpenAI's prompts."""
-    return Dataset(name, IMAGENET_TEMPLATES, (EvalSet(name, title),), classes, subset, numbered, official)
+    return Dataset(name, IMAGENET_TEMPLATES, (EvalSet(name, title),), classes, official=official, **more)
 
 
 DATASETS = {
     dataset.name: dataset
     for dataset in (
         EMOJI,
-        _imagenet("imagenet1k", "ImageNet-1k, validation", 50_000),
+        _imagenet("imagenet1k", "ImageNet-1k, validation", 50_000, file_names=r"ILSVRC2012_val_\d{8}\.JPEG"),
         _imagenet("imagenetv2", "ImageNet-V2, matched frequency", 10_000, numbered=True),
         _imagenet("imagenetv2-threshold0.7", "ImageNet-V2, threshold 0.7", 10_000, numbered=True),
         _imagenet("imagenetv2-top-images", "ImageNet-V2, top images", 10_000, numbered=True),
         _imagenet("imagenet-a", "ImageNet-A", 7_500, subset="a"),
         _imagenet("imagenet-r", "ImageNet-R", 30_000, subset="r"),
         _imagenet("imagenet-o", "ImageNet-O", 2_000, subset="o"),
-        _imagenet("imagenet_sketch", "ImageNet-Sketch", 50_889),
+        _imagenet("imagenet_sketch", "ImageNet-Sketch", 50_889, file_names=r"sketch_\d+\.JPEG"),
         # No validation set is official here: a result names its pictures by the hash of their list.
         _imagenet("imagenet21k", "ImageNet-21k (fall 2011, 21,841 classes)", None, "imagenet-22k"),
         _imagenet("imagenet21k-miil", "ImageNet-21k-P (MIIL, 11,221 classes)", None, "imagenet-21k-miil"),

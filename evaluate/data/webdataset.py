@@ -133,7 +133,7 @@ def shards_of(root: Path, split: str) -> list[str]:
     if text is None:
         raise RefusedError(f"{root} has no {split}/{SHARDS}, so it is not in CLIP_benchmark's webdataset layout.")
     number = text.strip()
-    if not (number.isascii() and number.isdigit() and int(number) > 0):
+    if not re.fullmatch("0*[1-9][0-9]{0,6}", number):
         raise RefusedError(f"{root / split / SHARDS} must hold the number of shards, found {text[:40]!r}.")
     return [f"{shard}.tar" for shard in range(int(number))]
 

@@ -10,6 +10,7 @@ import torch
 import torchvision
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from torchvision.transforms.v2 import functional as F
 
 from evaluate.data.pictures import Place
@@ -35,6 +36,14 @@ def rotated(form: str) -> bytes:
     return encoded(RGB, form, exif=exif)
 
 
+def turned_by_xmp(*, packed: bool) -> bytes:
+    """A PNG whose only word on its rotation is an XMP packet, as some editors write it."""
+    text = '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    info = PngInfo()
+    info.add_itxt("XML:com.adobe.xmp", text, zip=packed)
+    return encoded(RGB, "PNG", pnginfo=info)
+
+
 def place_of(folder: Path, content: bytes) -> Place:
     """The picture in the middle of a file, as inside a tar."""
     (folder / "file").write_bytes(b"before" + content + b"after")
@@ -53,11 +62,14 @@ ORDINARY = {
     "palette": encoded(PALETTE, "PNG"),
     "alpha that hides nothing": encoded(RGB.convert("RGBA"), "PNG"),
     "cmyk": encoded(RGB.convert("CMYK"), "JPEG"),
+    "rotated tiff, which Pillow turns": rotated("TIFF"),
 }
 OTHERWISE = {
     "rotated jpeg": (rotated("JPEG"), "rotation"),
     "rotated png": (rotated("PNG"), "rotation"),
     "rotated webp": (rotated("WEBP"), "rotation"),
+    "rotated by xmp": (turned_by_xmp(packed=False), "rotation"),
+    "rotated by packed xmp": (turned_by_xmp(packed=True), "rotation"),
     "alpha": (encoded(TRANSPARENT, "PNG"), "transparency"),
     "palette with alpha": (encoded(PALETTE, "PNG", transparency=PALETTE.getpixel((0, 0))), "transparency"),
     "16 bits": (encoded(Image.fromarray(PIXELS[:, :, 0].astype(np.uint16) * 257), "PNG"), "16 bits"),

@@ -101,6 +101,7 @@ def test_refusals_come_before_the_model_is_built(
         ("--output", str(nano[1]), "reads or writes otherwise"),
         ("--predictions", str(tmp_path), "--predictions"),
         ("--image-size", "1 2 3", "one side, or height and width"),
+        ("--image-size", "4", "less than one patch of the model, 8 pixels"),
         ("--root", str(tmp_path / "nothing"), "no such folder"),
         ("--output", str(tmp_path), "is a folder"),
         ("--device", "cuda:99", "cannot be used"),

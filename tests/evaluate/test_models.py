@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from data_prep.manifest import sha256_file
 from evaluate.errors import RefusedError
-from evaluate.models import load_model, size_warning
+from evaluate.models import load_model, size_warning, unread_warning
 from open_clip_linear.listing import attention_kind
 
 
@@ -30,6 +30,12 @@ def test_another_image_size_reaches_model_and_transform(nano: tuple[str, Path]) 
     loaded = load_model(*nano, image_size=64)
     assert loaded.image_size == 64
     assert loaded.preprocess.transforms[1].size == (64, 64)  # type: ignore[attr-defined]
+
+
+def test_pixels_over_whole_patches_are_said(nano: tuple[str, Path]) -> None:
+    assert unread_warning(load_model(*nano)) is None
+    said = unread_warning(load_model(*nano, image_size=(32, 50)))
+    assert said == "50 pixels are 3 patches of 16 and 2 more, which the tower does not read."
 
 
 def test_unknown_model_names_the_nearest(nano: tuple[str, Path]) -> None:

@@ -16,8 +16,10 @@ from .measured import folder_of, measured_of
 def test_rows_say_what_was_guessed(tmp_path: Path) -> None:
     folder = folder_of([0, 1, 2, 1], ["cat", "dog", "cow"], {"all": [0, 1, 2], "few": [1, 2]})
     measured = measured_of(folder, {0: [0, 1], 1: [2, 1], 2: [2, 0], 3: [1, 0]}, bad=(3,))
+    measured.otherwise[1] = "rotation"
     file = tmp_path / "p.parquet"
-    write_predictions(file, [EvalSet("all", "All"), EvalSet("few", "Few")], {"": measured})
+    write_predictions(file, [EvalSet("all", "All"), EvalSet("few", "Few")], {"": measured}, {"list_sha256": "abc"})
+    assert pyarrow.parquet.read_schema(file).metadata[b"list_sha256"] == b"abc"
     rows = pyarrow.parquet.read_table(file).to_pylist()
     assert [(row["set"], row["name"]) for row in rows] == [
         *(("all", f"folder/{n}.png") for n in range(4)),
@@ -30,6 +32,7 @@ def test_rows_say_what_was_guessed(tmp_path: Path) -> None:
         "label": 1,
         "label_name": "dog",
         "readable": True,
+        "read_otherwise": "rotation",
         "guesses": [2, 1],
         "guess_names": ["cow", "dog"],
         "scores": [30.0, 29.0],

@@ -1,10 +1,13 @@
 """Linear probe and neighbours against scikit-learn called directly, what is refused, and the command."""
 
+import io
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score
 from sklearn.neighbors import KNeighborsClassifier
@@ -100,13 +103,23 @@ def test_too_few_training_pictures_are_refused() -> None:
         linear_probe(one_class, one_class, seed=0)
 
 
+def drawn(seed: int, vendor: int) -> bytes:
+    """The noise of a class, by one of its vendors."""
+    image = Image.open(io.BytesIO(png(seed)))
+    buffer = io.BytesIO()
+    image.point(lambda value: min(value + vendor, 255)).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
 @pytest.fixture(scope="module")
 def emoji_parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An emoji set whose vendors draw the same noise a class, so that features can be told apart."""
+    """An emoji set whose vendors draw the same noise a class, a little lighter each; features tell them apart."""
     root = tmp_path_factory.mktemp("parts")
     classes = [class_entry(i) for i in range(12)]
-    for name, vendors in (("train", ("a", "b", "c")), ("heldout-vendor", ("d",))):
-        write_set(root / name, classes, vendors, image=lambda place: png(place % 12))
+    for name, vendors, first in (("train", ("a", "b", "c"), 0), ("heldout-vendor", ("d",), 3)):
+        write_set(
+            root / name, classes, vendors, image=lambda place, first=first: drawn(place % 12, first + place // 12)
+        )
     write_set(root / "heldout-concepts", [class_entry(i) for i in range(30, 33)], ("a",))
     return root
 
@@ -142,6 +155,29 @@ def test_the_command_writes_json_and_a_table(
     assert "A quick look at 24 pictures" in capsys.readouterr().out
 
 
+def test_pictures_in_both_parts_are_named_and_many_of_them_refused(
+    nano: tuple[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    classes = [class_entry(i) for i in range(12)]
+    write_set(tmp_path / "train", classes, ("a", "b", "c"), image=lambda place: drawn(place % 12, place // 12))
+    write_set(tmp_path / "heldout-concepts", [class_entry(i) for i in range(30, 33)], ("a",))
+    for shared, code in ((1, 0), (2, 1)):  # of 12, where a tenth is let pass
+        shutil.rmtree(tmp_path / "heldout-vendor", ignore_errors=True)
+        write_set(
+            tmp_path / "heldout-vendor",
+            classes,
+            ("d",),
+            image=lambda place, shared=shared: drawn(place, 2 if place < shared else 9),
+        )
+        assert main(arguments(nano, tmp_path, tmp_path / "r.json", "--method", "knn")) == code
+        said = capsys.readouterr()
+        if code == 0:
+            (name,) = json.loads((tmp_path / "r.json").read_text())["shared"]
+            assert f"1 test pictures are also training pictures, first {name}." in said.out
+        else:
+            assert "2 of the 12 test pictures are also training pictures of their class" in said.err
+
+
 def test_parts_that_do_not_fit_are_refused(
     nano: tuple[str, Path], emoji_parts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,7 +186,10 @@ def test_parts_that_do_not_fit_are_refused(
     same = tmp_path / "same"
     same.mkdir()
     (same / "train").symlink_to(emoji_parts / "heldout-vendor")
-    for root, message in ((other, "not the same ones in the same order"), (same, "hold the same pictures")):
+    for root, message in (
+        (other, "not the same ones in the same order"),
+        (same, "12 of the 12 test pictures are also training"),
+    ):
         words = arguments(nano, emoji_parts, tmp_path / "r.json")
         words[words.index("--train-root") + 1] = str(root)
         assert main(words) == 1
@@ -165,7 +204,8 @@ def test_training_pictures_are_the_train_split_of_clip_benchmarks_layout(
         (tmp_path / split).mkdir()
         with ShardWriter(tmp_path / split / "0.tar") as writer:
             for number in range(pictures):
-                writer.write(f"s{number:07d}", {"png": png(number % 5), "cls": str(number % 5).encode()})
+                picture = drawn(number % 5, number // 5 + (split == "test") * 7)
+                writer.write(f"s{number:07d}", {"png": picture, "cls": str(number % 5).encode()})
         (tmp_path / split / "nshards.txt").write_text("1")
     (tmp_path / "classnames.txt").write_text("a\nb\nc\nd\ne\n")
     words = arguments(nano, tmp_path, tmp_path / "r.json", "--method", "knn")

@@ -9,7 +9,7 @@ import pytest
 from evaluate.data.sets import EMOJI, EvalSet, Templates, get_dataset
 from evaluate.errors import RefusedError
 from evaluate.models import load_model
-from evaluate.result import Protocol, check_writable, command_line, notes, table, versions, zero_shot_result
+from evaluate.result import Protocol, bad_name, check_writable, command_line, notes, table, versions, zero_shot_result
 
 from .measured import folder_of, measured_of
 
@@ -67,11 +67,16 @@ def test_notes_name_what_a_reader_must_know() -> None:
     assert said == [
         "A sentence.",
         "Partial: 200 pictures, fewer than the whole set.",
-        "1 unreadable pictures were left out: heldout-vendor/0.tar:k.",
-        "Read as a person sees them, which OpenCLIP would not: 2 with rotation.",
+        "Unreadable pictures, left out: 1 (heldout-vendor/0.tar:k).",
+        "Read as a person sees them, which OpenCLIP would not: 2 with rotation (--predictions names them).",
         "heldout_vendor: 3 of 200 pictures have another class exactly tied with the right one.",
         "heldout_vendor: top-1 is 13.50 % where classes of one name count as one.",
     ]
+
+
+def test_a_picture_of_a_tree_is_named_as_it_lies() -> None:
+    assert bad_name({"folder": "", "shard": "n01440764", "key": "x.JPEG"}) == "n01440764/x.JPEG"
+    assert bad_name({"folder": "", "shard": "0.tar", "key": "s01"}) == "0.tar:s01"
 
 
 def test_the_document_says_what_was_measured(nano: tuple[str, Path]) -> None:

@@ -306,12 +306,13 @@ def test_too_many_bad_pictures_end_it_at_once(tmp_path: Path) -> None:
     assert model.calls < 10
 
 
-def test_image_features_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("factor", [float("nan"), float("inf"), 0.0])
+def test_image_features_that_say_nothing_are_refused(tmp_path: Path, factor: float) -> None:
     class Broken(Oracle):
         def encode_image(self, image: Tensor, normalize: bool = False) -> Tensor:
-            return super().encode_image(image) * float("nan")
+            return super().encode_image(image) * factor
 
-    with pytest.raises(RefusedError, match="image features are NaN or infinite"):
+    with pytest.raises(RefusedError, match="image features are NaN, infinite or all zero"):
         oracle(greys(tmp_path, [0, 1], [0, 1], 2), Broken(2))
 
 

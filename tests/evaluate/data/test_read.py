@@ -120,3 +120,21 @@ def test_every_imagenet_entry_has_its_classes() -> None:
         "imagenet21k": 21_841,
         "imagenet21k-miil": 11_221,
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "meant", "name"),
+    [
+        ("imagenet_sketch", "imagenet1k", "ILSVRC2012_val_{:08d}.JPEG"),
+        ("imagenet1k", "imagenet_sketch", "sketch_{}.JPEG"),
+    ],
+)
+def test_sets_with_the_same_class_folders_are_told_apart_by_file_names(
+    tmp_path: Path, given: str, meant: str, name: str
+) -> None:
+    for number, wnid in enumerate(class_list("imagenet-1k").ids):
+        (tmp_path / wnid).mkdir()
+        (tmp_path / wnid / name.format(number)).write_bytes(b"listed, not opened")
+    with pytest.raises(RefusedError, match=f"1,000 of 1,000 pictures are named as .* Give --dataset {meant}"):
+        read(get_dataset(given), tmp_path)
+    assert len(read(get_dataset(meant), tmp_path)[1][0].pictures) == 1000

@@ -201,6 +201,7 @@ def text(name: str, content: str) -> Callable[[Path], None]:
         (lambda root: (root / "test" / "1.tar").unlink(), "0.tar to 2.tar; found 2 without 1.tar"),
         (text("test/nshards.txt", "2"), "0.tar to 1.tar; found 3 and 2.tar"),
         (text("test/nshards.txt", "three"), "must hold the number of shards, found 'three'"),
+        (text("test/nshards.txt", "100000000"), "must hold the number of shards, found '100000000'"),
         (text("test/nshards.txt", "0"), "must hold the number of shards, found '0'"),
         (lambda root: (root / "test" / "1.tar").rename(root / "test" / "001.tar"), "without 1.tar"),
         (text("classnames.txt", "cat\n\nbird\n"), "line 2 is blank"),
