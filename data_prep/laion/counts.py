@@ -1,10 +1,11 @@
 """What came of the rows of one shard: from img2dataset's table beside it, or from the shard itself.
 
-counts = count(Table(Path("laion/parts/00000/00000.parquet"), retried=False))
+counts = count(Table(Path("laion/parts/00000/00000.parquet"), later=()))
 """
 
 import io
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from data_prep.errors import DataError
+from data_prep.laion.again import asked_again
 from data_prep.laion.columns import Columns, find_columns
 from data_prep.laion.findings import Found, printable
 from data_prep.laion.finished import SUCCESS
@@ -20,7 +22,6 @@ from data_prep.laion.frequent import Frequent
 from data_prep.laion.histogram import MEASURES, Histogram
 from data_prep.laion.parquet import column_names, read_parquet
 from data_prep.laion.pictures import meta_of
-from data_prep.laion.reasons import transient
 from data_prep.laion.rows import NUMBERS, Rows, as_numbers
 from data_prep.laion.tar import walk
 from data_prep.manifest import ShardEntry
@@ -31,10 +32,10 @@ _TABLE = {"url", "caption", "key", "status", "error_message"}  # columns by whic
 
 @dataclass(frozen=True)
 class Table:
-    """img2dataset's table of a planned part's shard; `retried`: a later part asks for the transient failures again."""
+    """img2dataset's table of a planned part's shard, and the files of `later` parts, where their rows are counted."""
 
     path: Path
-    retried: bool
+    later: Sequence[Path]
 
 
 @dataclass(frozen=True)
@@ -78,18 +79,18 @@ def count(job: Table | Shard) -> Counts:
         DataError: the table of a planned part is damaged.
     """
     if isinstance(job, Table):
-        return _of_table(job.path, job.retried)
+        return _of_table(job.path, job.later)
     table = job.path.resolve().with_suffix(".parquet")
     try:
         if table.is_file() and set(column_names(table)) >= _TABLE:
-            return _of_table(table, retried=False)
+            return _of_table(table, later=())
     except DataError:
         pass  # a table beside someone's shard may be of any kind; the shard itself is asked then
     return _of_shard(job.path, job.entry)
 
 
-def _of_table(table: Path, retried: bool) -> Counts:
-    counts = Counts(tables=1)
+def _of_table(table: Path, later: Sequence[Path]) -> Counts:
+    counts, again = Counts(tables=1), asked_again(later)
     names = column_names(table)
     found = find_columns(names, Columns({"url": "url", "caption": "caption"}, search=True), str(table))
     roles = {role: name for role, name in found.items() if role in ("url", "caption", *NUMBERS)}
@@ -98,7 +99,7 @@ def _of_table(table: Path, retried: bool) -> Counts:
             SUCCESS if status == SUCCESS.encode() else printable(_text(reason) or "no reason given")
             for status, reason in zip(rows.columns["status"], rows.columns["reason"], strict=True)
         ]
-        here = np.array([not (retried and transient(reason)) for reason in reasons], bool)
+        here = np.array([_text(url) not in again for url in rows.columns["url"]], bool)
         came = np.array([reason == SUCCESS for reason in reasons], bool)
         kept = [reason for reason, keep in zip(reasons, here, strict=True) if keep]
         counts.rows += len(kept)

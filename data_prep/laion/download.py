@@ -26,8 +26,7 @@ from data_prep.errors import DataError
 from data_prep.laion.finished import UnfinishedError, check, discard, urls_of
 from data_prep.laion.group import Group, end_marked
 from data_prep.laion.http import Limits
-from data_prep.laion.layout import Part, check_plan, read_parts
-from data_prep.laion.reasons import transient
+from data_prep.laion.layout import Part, check_plan, later_files, read_parts
 from data_prep.laion.tally import Tally
 from data_prep.laion.watch import Bounds, Watch, check_disk
 
@@ -52,7 +51,7 @@ _DISTRIBUTORS = {"multiprocessing": "multiprocessing", "spark": "pyspark", "ray"
 
 @dataclass(frozen=True)
 class Settings:
-    """How to download. `part` (i, n) takes every n-th part from the i-th (from 1), for n machines."""
+    """How to download. `part` (i, n): of every n parts the i-th (from 1) with its retries, for n machines."""
 
     image_size: int = 256
     processes: int = field(default_factory=lambda: os.cpu_count() or 1)
@@ -79,8 +78,9 @@ def download(output: Path, settings: Settings) -> dict[str, Any]:
             that did not get finished in `attempts` runs.
     """
     parts = read_parts(output)
+    later = later_files(parts)
     index, of = settings.part
-    chosen = [part for place, part in enumerate(parts) if place % of == index - 1]
+    chosen = [part for part in parts if int(part.number) % of == index - 1]
     _check_program(settings.python)
     with _alone(output):
         end_marked(_mark(output))
@@ -91,12 +91,12 @@ def download(output: Path, settings: Settings) -> dict[str, Any]:
         failed = []
         for part, missing in todo:
             check_plan(part)
-            settings, failure = _finish(part, missing, settings, state, tally)
+            settings, failure = _finish(part, missing, later[part.name], settings, state, tally)
             failed += [failure] if failure else []
         print(tally.line(time.monotonic()), file=sys.stderr, flush=True)
     if failed:
         raise DataError(f"{len(failed)} parts are not finished, the others are: {failed[0]}")
-    reasons = _outcome(parts, chosen, state)
+    reasons = _outcome(chosen, state)
     return {
         "parts": len(chosen),
         "shards": sum(part.shards for part in chosen),
@@ -105,21 +105,23 @@ def download(output: Path, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _outcome(parts: Sequence[Part], chosen: Sequence[Part], state: "_State") -> Counter[str]:
-    """What came of the rows of `chosen`, where a later one of `parts` has not asked for them again."""
-    retried = {(part.number, part.generation - 1) for part in parts}
+def _outcome(parts: Sequence[Part], state: "_State") -> Counter[str]:
+    """What came of the rows of `parts`, each counted where it was asked for last."""
     reasons = Counter[str]()
-    for part in chosen:
+    for part in parts:
         for found in state.of(part).values():
-            again = transient if (part.number, part.generation) in retried else lambda reason: False
-            reasons.update({reason: count for reason, count in found["reasons"].items() if not again(reason)})
-    return reasons
+            reasons.update(found["reasons"])
+        reasons.subtract(part.reasons)
+    return +reasons
 
 
 def _finish(
-    part: Part, missing: Sequence[int], settings: Settings, state: "_State", tally: Tally
+    part: Part, missing: Sequence[int], later: Sequence[Path], settings: Settings, state: "_State", tally: Tally
 ) -> tuple[Settings, str | None]:
     """Run img2dataset on a part until every shard is whole.
+
+    Args:
+        later: the files of the part's retries; what they have asked for again is left to them.
 
     Returns:
         The settings, with fewer processes where the memory did not do, and what is wrong where a shard would not get
@@ -135,7 +137,7 @@ def _finish(
     part.folder.mkdir(exist_ok=True)
     while missing and runs < settings.attempts:
         check_disk(part.output, settings.bounds.disk_floor)
-        with Group(_command(part, settings), _environment(), log, _mark(part.output)) as group:
+        with Group(_command(part, later, settings), _environment(), log, _mark(part.output)) as group:
             outcome = Watch(part, settings.bounds, tally).follow(group)
         tally.running.clear()
         problems = _take(part, missing, urls, state, tally)
@@ -203,7 +205,7 @@ def _smaller(settings: Settings) -> Settings:
     return replace(settings, threads=max(settings.threads // 2, 1))
 
 
-def _command(part: Part, settings: Settings) -> list[str]:
+def _command(part: Part, later: Sequence[Path], settings: Settings) -> list[str]:
     """The line that starts img2dataset on a part."""
     from pyarrow import parquet
 
@@ -227,7 +229,8 @@ def _command(part: Part, settings: Settings) -> list[str]:
         "distributor": _DISTRIBUTORS[settings.distributor],
         **_PICTURES,
     }
-    text = json.dumps({"download": order, "limits": asdict(settings.limits)})
+    again = [str(file.resolve()) for file in later]
+    text = json.dumps({"download": order, "limits": asdict(settings.limits), "again": again})
     return [settings.python, "-m", "data_prep.laion.fetch", text]
 
 

@@ -1,6 +1,6 @@
 """img2dataset with a fetch and a decoder that trust nobody; started by download.py in img2dataset's environment.
 
-    python -m data_prep.laion.fetch '{"download": {"url_list": …}, "limits": {"max_bytes": …}}'
+    python -m data_prep.laion.fetch '{"download": {"url_list": …}, "limits": {"max_bytes": …}, "again": []}'
 
 img2dataset builds its `Downloader` and `Resizer` by name in `img2dataset.main`; ours stand there in their place. They
 are sent to the workers (of multiprocessing, Spark or Ray) by pickle, which imports this module there, so that the
@@ -17,6 +17,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 # Before OpenCV is loaded. 40 million pixels is more than all but a few cameras give; the worst such picture (RGBA)
@@ -33,6 +34,7 @@ import numpy as np  # noqa: E402
 from img2dataset.downloader import Downloader  # noqa: E402
 from img2dataset.resizer import Resizer  # noqa: E402
 
+from data_prep.laion.again import asked_again  # noqa: E402
 from data_prep.laion.http import FetchError, Limits, fetch  # noqa: E402
 from data_prep.laion.reasons import transient  # noqa: E402
 
@@ -41,18 +43,19 @@ _BIT_DEPTH = 24  # where a PNG's header says it
 _JPEG = b"\xff\xd8"
 _RESIZE_REASONS = ("image too small", "image area too large", "aspect ratio too large")
 _limits = Limits()
+_again: dict[str, str] = {}  # address to why it failed before
 
 
 class GuardedDownloader(Downloader):
-    """img2dataset's downloader, whose shards are fetched within `limits`."""
+    """img2dataset's downloader, whose shards are fetched within `limits`, but for what the files `again` have."""
 
-    def __init__(self, limits: Limits, **settings: Any) -> None:
+    def __init__(self, limits: Limits, again: Sequence[str], **settings: Any) -> None:
         super().__init__(**settings)
-        self.limits = limits
+        self.limits, self.again = limits, again
 
     def download_shard(self, row: Any) -> None:
-        global _limits
-        _limits = self.limits
+        global _limits, _again
+        _limits, _again = self.limits, asked_again(self.again)
         img2dataset.downloader.download_image_with_retry = _download
         super().download_shard(row)
 
@@ -76,6 +79,8 @@ def _download(
 ) -> tuple[int, io.BytesIO | None, str | None]:
     """Takes the place of img2dataset's `download_image_with_retry`; returns (place, picture, why there is none)."""
     place, url = row
+    if url in _again:
+        return place, None, _again[url]
     reason = ""
     for _ in range(retries + 1):
         try:
@@ -120,9 +125,8 @@ def main(text: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # some shells ignore it, and then the pool's workers would never end
     order = json.loads(text)
     program = sys.modules["img2dataset.main"]  # the package's own name `main` is a function
-    vars(program).update(
-        Downloader=functools.partial(GuardedDownloader, Limits(**order["limits"])), Resizer=GuardedResizer
-    )
+    downloader = functools.partial(GuardedDownloader, Limits(**order["limits"]), order["again"])
+    vars(program).update(Downloader=downloader, Resizer=GuardedResizer)
     program.download(**order["download"])
 
 

@@ -4,7 +4,9 @@ for part in read_parts(Path("laion")): part.rows, part.folder, part.collected(3)
 """
 
 import json
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ RETRY = "plan/retry.json"
 class Part:
     """One run of img2dataset: the rows of one parquet file, in shards of `shard_size` (the last may have fewer).
 
-    `generation` is 0 for a part of the plan, n for the n-th retry of what failed in it.
+    `generation` is 0 for a part of the plan, n for the n-th retry of what failed in it; `reasons` counts why a retry's
+    rows failed before.
     """
 
     output: Path
@@ -29,6 +32,7 @@ class Part:
     rows: int
     sha256: str
     shard_size: int
+    reasons: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -68,13 +72,27 @@ def read_parts(output: Path) -> list[Part]:
         DataError: there is no plan, or it is damaged.
     """
     plan = read_plan(output)
-    records = [(Path(part["file"]).stem, 0, part) for part in plan["parts"]]
-    records += [(part["part"], part["generation"], part) for part in _retries(output / RETRY)]
-    return [
-        Part(output, number, generation, part["file"], part["rows"], part["sha256"], plan["shard_size"])
-        for number, generation, part in records
+    size = plan["shard_size"]
+    parts = [
+        Part(output, Path(part["file"]).stem, 0, part["file"], part["rows"], part["sha256"], size)
+        for part in plan["parts"]
         if part["rows"]
     ]
+    path = output / RETRY
+    try:
+        return parts + [Part(output, shard_size=size, **record) for record in _retries(path)]
+    except TypeError as error:
+        raise DataError(f"{path} is damaged ({error}); copy it again") from None
+
+
+def later_files(parts: Sequence[Part]) -> dict[str, list[Path]]:
+    """By the name of each part, the files of the retries after it of what failed in it, the earliest first."""
+    later: dict[str, list[Path]] = {}
+    coming: dict[str, list[Path]] = defaultdict(list)
+    for part in sorted(parts, key=lambda part: part.generation, reverse=True):
+        later[part.name] = coming[part.number][::-1]
+        coming[part.number].append(part.plan)
+    return later
 
 
 def check_plan(part: Part) -> None:

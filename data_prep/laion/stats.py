@@ -7,15 +7,16 @@ bins of the histograms and the most frequent hosts are held, whatever the number
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from data_prep import atomic
 from data_prep.errors import DataError
+from data_prep.laion.again import asked_again
 from data_prep.laion.counts import Counts, Shard, Table, count
-from data_prep.laion.finished import SUCCESS
-from data_prep.laion.layout import Part, read_parts
+from data_prep.laion.finished import SUCCESS, urls_of
+from data_prep.laion.layout import Part, later_files, read_parts
 from data_prep.laion.plan import FOLDER, PLAN, read_plan
 from data_prep.laion.sheet import draw
 from data_prep.laion.stats_page import page
@@ -87,17 +88,25 @@ def _manifest(output: Path) -> tuple[Path | None, list[ShardEntry]]:
 
 def _planned(parts: list[Part]) -> tuple[list[Table | Shard], int]:
     """The finished shards of the parts, and how many rows are not downloaded yet."""
-    retried = {(part.number, part.generation - 1) for part in parts}
     jobs: list[Table | Shard] = []
-    to_come = 0
+    later, to_come = later_files(parts), 0
     for part in parts:
-        again = (part.number, part.generation) in retried
+        missing = []
         for shard in range(part.shards):
             if part.file_of(shard, "_stats.json").exists():
-                jobs.append(Table(part.file_of(shard, ".parquet"), again))
+                jobs.append(Table(part.file_of(shard, ".parquet"), later[part.name]))
             else:
-                to_come += len(part.rows_of(shard))
+                missing.append(shard)
+        to_come += _left(part, missing, later[part.name])
     return jobs, to_come
+
+
+def _left(part: Part, shards: Sequence[int], later: Sequence[Path]) -> int:
+    """How many rows these shards have that no later part has asked for again."""
+    if not shards or not later:
+        return sum(len(part.rows_of(shard)) for shard in shards)
+    urls, again = urls_of(part), asked_again(later)
+    return sum(urls[row] not in again for shard in shards for row in part.rows_of(shard))
 
 
 def _ordered(counts: Any, most: int) -> list[tuple[str, int]]:

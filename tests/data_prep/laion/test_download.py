@@ -28,11 +28,15 @@ from server import BEHAVIOURS, OPT_OUTS, MisbehavingServer
 
 from data_prep.errors import DataError
 from data_prep.laion import watch
+from data_prep.laion.collect import collect
 from data_prep.laion.columns import parse_columns
 from data_prep.laion.download import Settings, download
 from data_prep.laion.http import Limits
 from data_prep.laion.plan import Shape, plan
+from data_prep.laion.retry import plan_retry
 from data_prep.laion.rules import Settings as Rules
+from data_prep.laion.stats import stats
+from data_prep.laion.verify import Options
 from data_prep.laion.watch import Bounds
 
 pytestmark = pytest.mark.slow
@@ -90,9 +94,9 @@ def make_plan(folder: Path, server: MisbehavingServer, paths: Sequence[str], sha
 
 
 def samples(output: Path) -> dict[str, dict[str, bytes]]:
-    """Every sample of every finished shard by the path of its address, none twice."""
+    """Every sample of every finished or collected shard by the path of its address, none twice."""
     found: dict[str, dict[str, bytes]] = {}
-    for path in sorted(output.glob("parts/*/*.tar")):
+    for path in sorted([*output.glob("parts/*/*.tar"), *output.glob("shards/*.tar")]):
         with tarfile.open(path) as tar:
             members = {info.name: tar.extractfile(info).read() for info in tar}  # type: ignore[union-attr]
         for key in {name.split(".")[0] for name in members}:
@@ -172,6 +176,29 @@ def test_a_retry_brings_what_was_down_and_asks_for_nothing_else(
     assert set(samples(output)) == {path for path in paths if path.split("/")[1] in ("good", "reset")}
     again = {path for path, times in server.log.items() if times != asked[path]}
     assert again == {path for path in paths if path.startswith("/reset/")}
+
+
+def test_a_shard_made_again_leaves_to_a_retry_what_that_has(
+    tmp_path: Path, server: MisbehavingServer, settings: Settings
+) -> None:
+    paths = [path for place in range(10) for path in (f"/good/{place}", f"/reset/{place + 10}")]
+    output = make_plan(tmp_path, server, paths, shard_size=10, parts=1)
+    download(output, settings)
+    server.healed = True
+    assert plan_retry(output) == 10
+    whole = download(output, settings)
+    assert whole["reasons"] == {"success": 20}
+    with open(output / "parts/00000/00001.tar", "r+b") as tar:
+        tar.write(bytes(1000))
+    asked = dict(server.log)
+    assert collect(output, Options(workers=1)).unsound
+    assert download(output, settings) == whole
+    assert not collect(output, Options(workers=1)).unsound
+    assert set(samples(output)) == set(paths)  # none twice
+    assert {path for path, times in server.log.items() if times != asked[path]} == {f"/good/{n}" for n in range(5, 10)}
+    record = stats(output, seed=0, workers=1)
+    assert (record["reasons"], record["rows_to_come"]) == ({"success": 20}, 0)
+    assert plan_retry(output) == 0
 
 
 def test_parts_of_two_machines_are_put_together_by_copying(

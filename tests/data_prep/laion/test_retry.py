@@ -7,8 +7,9 @@ import pytest
 from pyarrow import parquet
 
 from data_prep.errors import DataError
+from data_prep.laion.again import asked_again
 from data_prep.laion.columns import parse_columns
-from data_prep.laion.layout import Part, read_parts
+from data_prep.laion.layout import Part, later_files, read_parts
 from data_prep.laion.plan import Shape, plan
 from data_prep.laion.reasons import transient
 from data_prep.laion.retry import plan_retry
@@ -31,7 +32,7 @@ def output(tmp_path: Path) -> Path:
 
 def finish(part: Part, reasons: dict[str, str]) -> None:
     """The tables of a part where the rows of `reasons` failed, by address; in another order, as threads end."""
-    part.folder.mkdir(parents=True)
+    part.folder.mkdir(parents=True, exist_ok=True)
     urls = parquet.read_table(part.plan)["url"].to_pylist()
     for shard in range(part.shards):
         rows = [
@@ -60,7 +61,11 @@ def test_only_what_may_pass_is_asked_for_again(output: Path) -> None:
     assert part.folder == output / "parts" / "00000-retry1"
     assert part.collected(0) == output / "shards" / "00000r1-00000.tar"
     rows = parquet.read_table(part.plan).to_pylist()
-    assert rows == [{"url": address(place), "caption": f"picture {place}"} for place in range(7, 7 + len(PASSING))]
+    assert rows == [
+        {"url": address(place), "caption": f"picture {place}", "reason": reason}
+        for place, reason in enumerate(PASSING, start=7)
+    ]
+    assert part.reasons == dict.fromkeys(PASSING, 1)
 
 
 def test_the_next_retry_has_what_failed_in_the_last(output: Path) -> None:
@@ -85,6 +90,38 @@ def test_the_next_retry_has_what_failed_in_the_last(output: Path) -> None:
     before = read_parts(output)
     assert plan_retry(output) == 0
     assert read_parts(output) == before
+
+
+def test_what_fails_where_a_shard_is_made_again_is_in_the_next_retry(output: Path) -> None:
+    base, other = read_parts(output)
+    finish(base, {address(3): "timeout", address(4): "HTTP 404"})
+    finish(other, {})
+    assert plan_retry(output) == 1
+    finish(read_parts(output)[-1], {address(3): "connection"})
+    assert plan_retry(output) == 1
+    finish(read_parts(output)[-1], {address(3): "DNS"})
+    # The first shard was damaged and made again: what the retries have fails as before, and others fail now.
+    finish(base, {address(3): "timeout", address(4): "HTTP 404", address(5): "HTTP 503"})
+    assert plan_retry(output) == 2
+    last = read_parts(output)[-1]
+    assert (last.name, last.reasons) == ("00000-retry3", {"DNS": 1, "HTTP 503": 1})
+    assert [(row["url"], row["reason"]) for row in parquet.read_table(last.plan).to_pylist()] == [
+        (address(5), "HTTP 503"),
+        (address(3), "DNS"),
+    ]
+    later = later_files(read_parts(output))
+    assert asked_again(later["00000"]) == {address(3): "timeout", address(5): "HTTP 503"}
+    assert asked_again(later["00000-retry1"]) == {address(3): "connection", address(5): "HTTP 503"}
+    assert [later[part] for part in ("00000-retry3", "00001")] == [[], []]
+    finish(last, {})
+    assert plan_retry(output) == 0
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"parts": [1]}', '{"parts": [{"number": "00000"}]}'])
+def test_a_damaged_list_of_retries(output: Path, text: str) -> None:
+    (output / "plan" / "retry.json").write_text(text)
+    with pytest.raises(DataError, match=r"retry.json is damaged .*copy it again"):
+        read_parts(output)
 
 
 @pytest.mark.parametrize("reason", PASSING)

@@ -94,14 +94,23 @@ def test_rows_of_a_plan_add_up(tmp_path: Path) -> None:
     assert any("2 rows of the plan are not downloaded yet" in sentence for sentence in found["not_known"])
     assert json.loads((root / "stats.json").read_text()) == found
     # Rows that a retry asks for again are counted by it alone, and those that it has not asked for yet are to come.
-    (root / "plan" / "retry.json").write_text(
-        json.dumps({"parts": [{"part": "00000", "generation": 1, "file": "r.parquet", "rows": 2, "sha256": ""}]})
-    )
+    again = {name: [rows[n][name] for n in (4, 7)] for name in rows[0]} | {"reason": ["timeout", "HTTP 503"]}
+    parquet.write_table(pa.table(again), root / "plan" / "r.parquet")
+    counts = {"rows": 2, "sha256": "", "reasons": {"timeout": 1, "HTTP 503": 1}}
+    record = {"number": "00000", "generation": 1, "file": "r.parquet", **counts}
+    (root / "plan" / "retry.json").write_text(json.dumps({"parts": [record]}))
     found = stats(root, seed=0, workers=1)
     assert (found["reasons"], found["rows_to_come"]) == ({"success": 4, "HTTP 404": 2}, 4)
     download(root, "00000-retry1", 0, [rows[4], rows[7]], [None, "timeout"])
     found = stats(root, seed=0, workers=1)
     assert (found["reasons"], found["rows_to_come"]) == ({"success": 5, "HTTP 404": 2, "timeout": 1}, 2)
+    # A shard that was put aside is to come but for what the retry has.
+    (root / "parts/00000/00001_stats.json").unlink()
+    found = stats(root, seed=0, workers=1)
+    assert (found["reasons"], found["rows_to_come"]) == ({"success": 4, "HTTP 404": 1, "timeout": 1}, 4)
+    (root / "plan" / "r.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"r.parquet cannot be read .*copy it again"):
+        stats(root, seed=0, workers=1)
 
 
 def test_a_shard_that_is_being_written_is_not_read(tmp_path: Path) -> None:
