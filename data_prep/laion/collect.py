@@ -26,10 +26,11 @@ def collect(root: Path, options: Options) -> Result:
     """Verify, move and record; to be called when no download of `root` is running.
 
     Returns:
-        The verdicts, with the names that the shards had before.
+        The verdicts, with the names that the shards had before. Where no sound one holds a sample, there is no manifest.
 
     Raises:
-        DataError: nothing was downloaded, or a shard of a name that is collected was downloaded again.
+        DataError: nothing was downloaded, all is sound and holds no sample, or a shard of a name that is collected was
+            downloaded again.
     """
     names = [name for name in shards_under(root) if name.startswith(f"{SHARDS}/") or _finished(root, name)]
     if not names:
@@ -40,7 +41,9 @@ def collect(root: Path, options: Options) -> Result:
     for verdict in result.verdicts:
         if not verdict.against and verdict.report.name.startswith(f"{PARTS}/"):
             _take(root, verdict.report.name)
-    write_lists(root / SHARDS, list(_entries(root, result)))
+    entries = list(_entries(root, result))
+    if any(entry.samples for entry in entries) or not result.unsound:
+        write_lists(root / SHARDS, entries)
     return result
 
 

@@ -170,9 +170,20 @@ def test_a_name_that_is_collected_is_not_overwritten(tmp_path: Path) -> None:
 def test_nothing_to_collect(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no downloaded shard"):
         collect(tmp_path, ALONE)
-    downloaded(tmp_path / "parts/00000", 0).write_bytes(b"bad")
+    write_record(write_tar(tmp_path / "parts/00000/00000.tar", []), [], ["000000000"])
     with pytest.raises(DataError, match="no sound shard holds a sample"):
         collect(tmp_path, ALONE)
+
+
+def test_nothing_sound(tmp_path: Path) -> None:
+    shard = downloaded(tmp_path / "parts/00000", 0)
+    whole = shard.read_bytes()
+    shard.write_bytes(b"bad")
+    assert len(collect(tmp_path, ALONE).unsound) == 1
+    assert list((tmp_path / "shards").iterdir()) == []
+    downloaded(tmp_path / "parts/00000", 0).write_bytes(whole)
+    assert not collect(tmp_path, ALONE).unsound
+    assert len(read_manifest(tmp_path / "shards")) == 1
 
 
 def theirs(root: Path) -> dict[str, bytes]:

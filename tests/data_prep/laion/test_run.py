@@ -27,8 +27,12 @@ def words(tmp_path: Path) -> list[str]:
     return ["run", "--metadata", str(tmp_path / "m.jsonl"), "--output", str(tmp_path / "set"), *shape]
 
 
-def stand_in(monkeypatch: pytest.MonkeyPatch, damaged: int) -> list[Path]:
-    """Download shards of 4 pictures and a failure each; the second is cut the first `damaged` times. What was made."""
+def stand_in(monkeypatch: pytest.MonkeyPatch, damaged: int, which: tuple[int, ...] = (1,)) -> list[Path]:
+    """Download shards of 4 pictures and a failure each; those of `which` are cut the first `damaged` times.
+
+    Returns:
+        What was made, in order.
+    """
     made: list[Path] = []
 
     def download(output: Path, settings: Any) -> None:
@@ -41,7 +45,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, damaged: int) -> list[Path]:
             add_columns(table, part.file_of(0, ".parquet"))
             shard.with_name(f"{shard.stem}_stats.json").rename(part.file_of(0, "_stats.json"))
             made.append(part.file_of(0, ".tar"))
-            if number == 1 and made.count(made[-1]) <= damaged:
+            if number in which and made.count(made[-1]) <= damaged:
                 made[-1].write_bytes(made[-1].read_bytes()[:3000])
 
     monkeypatch.setattr(run, "download", download)
@@ -82,6 +86,25 @@ def test_a_shard_that_was_damaged_is_downloaded_again(
     assert (record["rows"], record["rows_to_come"], record["samples"]) == (10, 0, 8)
     assert (shards / "manifest.jsonl").read_bytes() == before
     assert len(made) == 3
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_where_all_are_damaged_all_are_downloaded_again(
+    tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], times: int
+) -> None:
+    made = stand_in(monkeypatch, times, which=(0, 1))
+    assert main(words) == times - 1
+    said = capsys.readouterr()
+    assert "2 shards were put aside and are downloaded again" in said.err
+    assert len(made) == 4
+    if times == 1:
+        assert "8 samples in 2 verified shards" in said.out
+    else:
+        assert "0 samples in 0 verified shards" in said.out
+        assert "10 rows of the plan are not downloaded yet, or their shard was put aside" in said.out
+        assert "error: 2 shards are unsound again" in said.err
+        assert not (tmp_path / "set/shards/manifest.jsonl").exists()
+    assert main(words) == 0
 
 
 def test_a_shard_that_stays_damaged_is_an_error(
