@@ -3,12 +3,13 @@
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data_prep.commands import download as fetching
 from data_prep.commands.plan import add_plan_arguments, plan_settings
-from data_prep.commands.verify import add_shares, options_of
+from data_prep.commands.verify import add_shares, findings_of, options_of
 from data_prep.errors import DataError
 from data_prep.laion.download import Settings, download
 from data_prep.laion.plan import plan
@@ -16,12 +17,16 @@ from data_prep.laion.reasons import transient
 from data_prep.laion.tally import shares
 from data_prep.pool import default_workers
 
+if TYPE_CHECKING:
+    from data_prep.laion.verify import Options, Result
+
 NAME = "run"
 HELP = "plan, download, verify, write the manifest and the page: everything in order"
 DESCRIPTION = """\
 Plans, downloads, verifies, writes DIR/shards/manifest.jsonl, which training reads, and DIR/stats.html, and says what
-was lost and why. Unsound shards are put aside with the reason (DIR/quarantine) and downloaded once more. It may be
-stopped at any time; run again, it goes on. After a `retry` it takes in what that brought.
+was lost and why. Unsound shards are put aside with the reason (DIR/quarantine) and downloaded once more. Flaws of
+pictures (one colour, there before …) are as the web has them: they are only counted, unless --max-flawed is given (see
+`verify`). It may be stopped at any time; run again, it goes on. After a `retry` it takes in what that brought.
 """
 EXAMPLE = """\
 examples:
@@ -45,8 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="processes that verify (default: one a core, %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print the content of DIR/stats.json")
-    # Flaws are as the web has them: to download the shard again would bring them again, so they are only counted.
-    parser.set_defaults(again=False, max_flawed=1.0)
+    parser.set_defaults(again=False, max_flawed=1.0)  # to download the shard again would bring its flaws again
 
 
 def run(args: argparse.Namespace) -> None:
@@ -57,29 +61,29 @@ def run(args: argparse.Namespace) -> None:
     settings, options = fetching.settings_of(args), options_of(args, None)
     fetching.interrupt_on_term()
     plan(args.metadata, args.output, columns, rules, shape)
-    unsound = _bring(args.output, settings, options)
-    if unsound:
-        print(f"{unsound} shards were put aside and are downloaded again", file=sys.stderr, flush=True)
-        unsound = _bring(args.output, settings, options)
+    result = _bring(args.output, settings, options)
+    if result.unsound:
+        print(f"{len(result.unsound)} shards were put aside and are downloaded again", file=sys.stderr, flush=True)
+        result = _bring(args.output, settings, options)
     record = stats(args.output, seed=0, workers=options.workers)
-    print(json.dumps(record) if args.json else summary(record, args.output))
-    if unsound:
+    print(json.dumps(record) if args.json else summary(record, findings_of(result), args.output))
+    if result.unsound:
         raise DataError(
-            f"{unsound} shards are unsound again; {args.output / 'quarantine'} says why: run the same command again, "
-            "or allow more with --max-broken and --max-flawed"
+            f"{len(result.unsound)} shards are unsound again; {args.output / 'quarantine'} says why: run the same "
+            "command again, or allow more with --max-broken and --max-flawed"
         )
 
 
-def _bring(output: Path, settings: Settings, options: Any) -> int:
-    """Download what is missing and verify it; returns how many shards were put aside."""
+def _bring(output: Path, settings: Settings, options: "Options") -> "Result":
+    """Download what is missing and verify it; what is unsound is put aside."""
     from data_prep.laion.collect import collect
 
     download(output, settings)
-    return len(collect(output, options).unsound)
+    return collect(output, options)
 
 
-def summary(record: dict[str, Any], output: Path) -> str:
-    """What was lost and why, of all rows of the metadata."""
+def summary(record: dict[str, Any], findings: Sequence[str], output: Path) -> str:
+    """What was lost and why, of all rows of the metadata, and what was found in the shards."""
     counts = dict(record["plan"]["counts"])
     read, taken = counts.pop("rows_read"), record["plan"]["rows"]
     rules = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
@@ -88,6 +92,7 @@ def summary(record: dict[str, Any], output: Path) -> str:
         f"{read:,} rows of metadata, {taken:,} taken" + (f"; by rule {rules}" if rules else ""),
         f"{record['rows']:,} rows downloaded, {shares(record['reasons'], most=20)}",
         f"{record['samples']:,} samples in {record['shards']:,} verified shards: {output / 'shards'}",
+        *findings,
         *record["not_known"],
     ]
     if passing:

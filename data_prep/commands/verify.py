@@ -15,9 +15,14 @@ NAME = "verify"
 HELP = "look at every shard under a folder: its tar, counts, pictures and captions"
 DESCRIPTION = """\
 Looks at every *.tar under DIR: the tar from its first byte to its last, its members' names, the counts against what the
-download or a manifest recorded beside it, every picture (decoded whole), caption and JSON. A shard is unsound with any
-damage, with broken samples, or with many flawed ones; --json names the reasons. What was found is kept in
+download or a manifest recorded beside it, every picture (decoded whole), caption and JSON. What was found is kept in
 DIR/verify.jsonl: run again, it goes on, and passes over shards that have not changed.
+
+A shard is unsound with any damage (of its tar, its names, its counts, its checksum), and with broken samples (picture
+undecodable, no caption, JSON of another sample …). Flaws (one colour, lying by a lost EXIF rotation, 16 bits, long and
+thin, there before, control characters …) come with the web: they are counted, and make a shard unsound from 1 % of its
+samples on, unless a manifest names the shard as it is, as `run` does: then it was taken in with them. --json names
+every reason.
 """
 EXAMPLE = """\
 examples:
@@ -71,10 +76,9 @@ def add_shares(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-flawed",
         type=float,
-        default=0.01,
         metavar="SHARE",
-        help="share from which on a flaw makes the shard unsound: one colour, lost rotation, a caption of control "
-        "characters … (default: %(default)s)",
+        help="share from which on a flaw makes any shard unsound; 1 is no limit (default: 0.01, but no limit for "
+        "shards that a manifest names as they are, nor in `run`)",
     )
 
 
@@ -85,7 +89,7 @@ def options_of(args: argparse.Namespace, state: Path | None) -> "Options":
     if args.workers < 1:
         raise UsageError(f"--workers must be at least 1, found {args.workers}")
     for name in ("max_broken", "max_flawed"):
-        if not 0 <= getattr(args, name) <= 1:
+        if not 0 <= (getattr(args, name) or 0) <= 1:
             raise UsageError(f"--{name.replace('_', '-')} must be 0 to 1, found {getattr(args, name)}")
     if not args.max_aspect >= 1:
         raise UsageError(f"--max-aspect must be at least 1, found {args.max_aspect}")
@@ -108,6 +112,12 @@ def run(args: argparse.Namespace) -> None:
     refuse_unsound(result)
 
 
+def findings_of(result: "Result") -> list[str]:
+    """A line for each finding of all shards."""
+    lines = [f"  {count} x {reason}" for reason, count in result.counts.most_common()]
+    return lines + ([f"  {result.repeated} x picture is in an earlier shard too"] if result.repeated else [])
+
+
 def refuse_unsound(result: "Result") -> None:
     """Raise DataError where a shard is not sound."""
     if result.unsound:
@@ -127,9 +137,7 @@ def summary(result: "Result") -> str:
         for reason, example in verdict.against.items()
     ]
     samples = sum(verdict.report.samples for verdict in result.verdicts)
-    lines += [f"  {count} x {reason}" for reason, count in result.counts.most_common()]
-    if result.repeated:
-        lines.append(f"  {result.repeated} pictures are in an earlier shard too")
+    lines += findings_of(result)
     sound = len(result.verdicts) - len(result.unsound)
     lines.append(f"{sound} of {len(result.verdicts)} shards are sound; {samples} samples in all")
     seconds = max(result.seconds, 1e-9)

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from data_prep import atomic
 from data_prep.errors import DataError
+from data_prep.laion.names import PARTS, SHARDS, collected_as, downloaded_as
 from data_prep.laion.quarantine import set_aside
-from data_prep.laion.verify import PARTS, SHARDS, Options, Result, collected_as, downloaded_as, shards_under, verify
+from data_prep.laion.verify import Options, Result, shards_under, verify
 from data_prep.manifest import MANIFEST, ShardEntry, write_manifest
 
 SIZES = "sizes.json"
@@ -26,7 +27,7 @@ def collect(root: Path, options: Options) -> Result:
     """Verify, move and record; to be called when no download of `root` is running.
 
     Returns:
-        The verdicts, with the names that the shards had before. Where no sound one holds a sample, there is no manifest.
+        The verdicts, with the names that the shards had before. There is no manifest where no sound one has a sample.
 
     Raises:
         DataError: nothing was downloaded, all is sound and holds no sample, or a shard of a name that is collected was

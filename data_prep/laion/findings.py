@@ -1,7 +1,9 @@
 """Why a shard or a sample is not good, in words that stay: they are counted, and read by programs.
 
-Damage is of the shard: one finding makes it unsound. So does a broken sample, which training would pass over, unless a
-share of them is allowed. Flaws come with pictures from the web; only a share of them makes a shard unsound.
+Damage is of a shard: one finding makes it unsound. So does a broken sample, which training would pass over, unless a
+share of them is allowed. Flaws come with pictures from the web, and would come again with another download: they are
+counted, and make a shard unsound only where they are so many that something else made them (verify.FLAWED), and no
+manifest names the shard as it is. Who wrote the manifest took them in; `run` takes in any number.
 """
 
 from collections import Counter
@@ -20,8 +22,7 @@ EMPTY = "no sample"
 COUNT = "another number of samples than recorded"
 KEYS = "other keys than the table has"
 OTHER_BYTES = "other bytes than the manifest has"
-COPY = "most pictures are in earlier shards"
-DAMAGE = (UNREADABLE, TAR, MEMBER, NAME, CLIMBS, EXECUTABLE, HUGE, TWICE, APART, EMPTY, COUNT, KEYS, OTHER_BYTES, COPY)
+DAMAGE = (UNREADABLE, TAR, MEMBER, NAME, CLIMBS, EXECUTABLE, HUGE, TWICE, APART, EMPTY, COUNT, KEYS, OTHER_BYTES)
 
 NO_PICTURE = "no picture"
 PICTURES_TWO = "several pictures"
@@ -42,7 +43,8 @@ DUPLICATE = "picture is in this shard before"
 EMPTY_CAPTION = "caption is empty"
 CONTROL = "caption has control characters"
 LONG_CAPTION = "caption over 1000 characters"
-FLAWS = (ONE_COLOUR, LYING, ROTATION_LOST, SIXTEEN_BITS, ASPECT, DUPLICATE, EMPTY_CAPTION, CONTROL, LONG_CAPTION)
+COPY = "most pictures are in earlier shards"
+FLAWS = (ONE_COLOUR, LYING, ROTATION_LOST, SIXTEEN_BITS, ASPECT, DUPLICATE, EMPTY_CAPTION, CONTROL, LONG_CAPTION, COPY)
 
 REPAIRABLE = (LYING, ROTATION_LOST, SIXTEEN_BITS)  # by `verify --reencode`
 

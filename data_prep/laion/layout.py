@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.errors import DataError
+from data_prep.laion.names import PARTS, collected_as
 from data_prep.laion.plan import read_plan
 from data_prep.manifest import sha256_file
 
@@ -45,7 +46,7 @@ class Part:
     @property
     def folder(self) -> Path:
         """Where img2dataset writes."""
-        return self.output / "parts" / self.name
+        return self.output / PARTS / self.name
 
     @property
     def shards(self) -> int:
@@ -61,8 +62,7 @@ class Part:
 
     def collected(self, shard: int) -> Path:
         """Where the shard's tar lies once it is verified."""
-        retry = f"r{self.generation}" if self.generation else ""
-        return self.output / "shards" / f"{self.number}{retry}-{shard:05d}.tar"
+        return self.output / collected_as(f"{PARTS}/{self.name}/{shard:05d}.tar")
 
 
 def read_parts(output: Path) -> list[Part]:

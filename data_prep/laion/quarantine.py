@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep import atomic
-from data_prep.laion.verify import QUARANTINE, Verdict, downloaded_as
+from data_prep.laion.names import QUARANTINE, downloaded_as
+from data_prep.laion.verify import Verdict
 from data_prep.manifest import MANIFEST, ShardEntry, parse_manifest, write_manifest
 
 RECORDS = (".parquet", "_stats.json")  # what img2dataset leaves beside a tar

@@ -14,6 +14,7 @@ import numpy as np
 from data_prep.errors import DataError
 from data_prep.laion import findings
 from data_prep.laion.findings import Found
+from data_prep.laion.names import downloaded_as
 from data_prep.laion.pictures import check_sample
 from data_prep.laion.tar import walk
 from data_prep.manifest import sha256_file
@@ -90,8 +91,8 @@ def _check_samples(path: Path, report: Report, found: Found) -> np.ndarray:
 
 def _check_beside(path: Path, keys: Sequence[str], found: Found) -> None:
     """The download's own table and statistics; a shard without them must hold a sample."""
-    stem = path.with_suffix("")
-    table, stats = stem.with_suffix(".parquet"), stem.with_name(f"{stem.name}_stats.json")
+    tar = _downloaded(path)
+    table, stats = tar.with_suffix(".parquet"), tar.with_name(f"{tar.stem}_stats.json")
     try:
         in_table = _successes(table) if table.is_file() else None
         in_stats = json.loads(stats.read_bytes())["successes"] if stats.is_file() else None
@@ -108,6 +109,12 @@ def _check_beside(path: Path, keys: Sequence[str], found: Found) -> None:
             found.add(findings.COUNT, f"{len(keys)}, {where.name} says {said}")
     if not keys and in_table is None and in_stats is None and not found.counts:
         found.add(findings.EMPTY, "")
+
+
+def _downloaded(path: Path) -> Path:
+    """Where a shard lay when its table was written: a collected one is not beside it any more."""
+    before = downloaded_as(f"{path.parent.name}/{path.name}")
+    return path.parent.parent / before if before else path
 
 
 def _successes(table: Path) -> list[str] | None:

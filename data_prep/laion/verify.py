@@ -19,13 +19,14 @@ from data_prep.errors import DataError
 from data_prep.laion import findings
 from data_prep.laion.duplicates import in_earlier
 from data_prep.laion.journal import Journal
+from data_prep.laion.names import QUARANTINE, SHARDS, downloaded_as
 from data_prep.laion.shard import Job, Report, check_shard
 from data_prep.manifest import MANIFEST, ShardEntry, parse_manifest
 from data_prep.pool import default_workers, unordered
 from data_prep.progress import progress
 
-QUARANTINE, PARTS, SHARDS = "quarantine", "parts", "shards"
 MOST_COPIES = 0.5  # a shard with more of its pictures in earlier shards is a copy of them
+FLAWED = 0.01  # from this share on something made the flaws; fewer come with pictures from the web
 _MB = 1_000_000
 
 
@@ -35,7 +36,8 @@ class Options:
 
     Args:
         max_broken: the share of broken samples (findings.BROKEN) that a sound shard may have.
-        max_flawed: each flaw (findings.FLAWS) must hold for less than this share.
+        max_flawed: each flaw (findings.FLAWS) must hold for less than this share; 1 is no limit. None is FLAWED, and
+            no limit for a shard that a manifest names with the very bytes: it was taken in with its flaws.
         max_aspect: the longer side of a picture over the shorter one.
         again: look at shards that are known and have not changed, too.
         state: the folder of the journal, None for the shards' own.
@@ -43,7 +45,7 @@ class Options:
 
     workers: int = field(default_factory=default_workers)
     max_broken: float = 0.0
-    max_flawed: float = 0.01
+    max_flawed: float | None = None
     max_aspect: float = 3.0
     again: bool = False
     state: Path | None = None
@@ -55,11 +57,6 @@ class Verdict:
 
     report: Report
     against: dict[str, str]
-
-    @property
-    def damaged(self) -> bool:
-        """Whether the shard itself is, so that to make it again may help."""
-        return any(reason in findings.DAMAGE or reason in findings.BROKEN for reason in self.against)
 
 
 @dataclass(frozen=True)
@@ -139,25 +136,6 @@ def _walk(root: Path) -> Iterator[str]:
         yield from (str(below / name) for name in files if name.endswith(".tar") and not name.startswith("."))
 
 
-def collected_as(name: str) -> str:
-    """The name of a shard of a part when it is among the verified ones: parts/00001/00002.tar, shards/00001-00002.tar.
-
-    A part of what was tried again, 00001-retry2, becomes 00001r2, so that names stay in the parts' order.
-    """
-    _, part, shard = name.split("/")
-    return f"{SHARDS}/{part.replace('-retry', 'r')}-{shard}"
-
-
-def downloaded_as(name: str) -> str | None:
-    """The name under which a collected shard was downloaded, None where it was not by us."""
-    folder, _, file = name.partition("/")
-    part, dash, shard = file.partition("-")
-    if folder != SHARDS or not dash or "/" in file:
-        return None
-    number, retry, attempt = part.partition("r")
-    return f"{PARTS}/{number}{'-retry' if retry else ''}{attempt}/{shard}"
-
-
 def _known(journal: Journal, root: Path, name: str, options: Options) -> Report | None:
     try:
         stat = os.stat(root / name)
@@ -203,17 +181,19 @@ def _missing(name: str) -> Verdict:
 def against(report: Report, copies: int, recorded: ShardEntry | None, options: Options) -> dict[str, str]:
     """What makes a shard unsound, by reason."""
     found: dict[str, str] = {}
+    same = recorded is not None and (recorded.sha256, recorded.bytes) == (report.sha256, report.bytes)
+    most = options.max_flawed if options.max_flawed is not None else 1.0 if same else FLAWED
     for reason, count in report.counts.items():
         example = f"{count} times, first: {report.examples[reason]}" if count > 1 else report.examples[reason]
         if reason in findings.FLAWS:
-            bad = count >= options.max_flawed * report.samples
+            bad = most < 1 and count >= most * report.samples
         else:
             bad = reason in findings.DAMAGE or count > options.max_broken * report.samples
         if bad:
             found[reason] = example
-    if copies > MOST_COPIES * report.samples:
+    if most < 1 and copies > MOST_COPIES * report.samples:
         found[findings.COPY] = f"{copies} of {report.samples}"
-    if recorded and (recorded.sha256, recorded.bytes) != (report.sha256, report.bytes):
+    if recorded and not same:
         found[findings.OTHER_BYTES] = f"{report.bytes} bytes of SHA-256 {report.sha256}"
     if recorded and recorded.samples != report.samples:
         found[findings.COUNT] = f"{report.samples}, the manifest says {recorded.samples}"

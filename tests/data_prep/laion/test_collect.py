@@ -17,7 +17,8 @@ from data_prep.laion import findings as why
 from data_prep.laion.adopt import adopt
 from data_prep.laion.check import check
 from data_prep.laion.collect import collect
-from data_prep.laion.verify import Options, collected_as, downloaded_as, verify
+from data_prep.laion.names import collected_as, downloaded_as
+from data_prep.laion.verify import Options, verify
 from data_prep.manifest import MANIFEST, read_manifest
 
 ALONE = Options(workers=1)
@@ -46,7 +47,7 @@ def test_names() -> None:
     ):
         assert collected_as(old) == new
         assert downloaded_as(new) == old
-    for other in ("00000.tar", "shards/a.tar", "shards/a/0-1.tar", "parts/00000/00000.tar"):
+    for other in ("00000.tar", "shards/a.tar", "shards/a/0-1.tar", "shards/part-00001.tar", "parts/00000/00000.tar"):
         assert downloaded_as(other) is None
 
 
@@ -86,6 +87,17 @@ def test_collect_again_reads_nothing_and_takes_what_was_made_again(tmp_path: Pat
     downloaded(tmp_path / "parts/00000", 1)
     assert collect(tmp_path, ALONE).samples_read == 4
     assert len(read_manifest(tmp_path / "shards")) == 4
+
+
+def test_collected_shards_are_compared_with_their_tables_too(tmp_path: Path) -> None:
+    download(tmp_path)
+    collect(tmp_path, ALONE)
+    (tmp_path / "parts/00000/00003.tar").unlink()
+    (tmp_path / "verify.jsonl").unlink()
+    assert not verify(tmp_path, ALONE).unsound  # one of them holds nothing, as its table says
+    write_tar(tmp_path / "shards/00000-00000.tar", samples(3))
+    (verdict,) = verify(tmp_path, ALONE).unsound
+    assert verdict.against.keys() >= {why.KEYS, why.COUNT}
 
 
 class KilledError(BaseException):

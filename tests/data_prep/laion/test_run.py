@@ -119,9 +119,16 @@ def test_a_shard_that_stays_damaged_is_an_error(
     assert main(words) == 0
 
 
+@pytest.mark.parametrize("everywhere", [False, True])
 def test_flaws_of_the_web_put_no_shard_aside(
-    tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    everywhere: bool,
 ) -> None:
+    """One picture of one colour in each shard, or nothing else, the same one at every address."""
+
     def download(output: Path, settings: Any) -> None:
         for number, part in enumerate(read_parts(output)):
             if part.collected(0).exists():
@@ -130,8 +137,8 @@ def test_flaws_of_the_web_put_no_shard_aside(
             members = []
             for place, key in enumerate(keys):
                 image = Image.effect_mandelbrot((32, 24), (-2, -1, 1, 1), 20 + place + 5 * number)
-                if place == 0:
-                    image = Image.new("L", (32, 24), 50 * number)
+                if everywhere or place == 0:
+                    image = Image.new("L", (32, 24), 250 if everywhere else 50 * number)
                 members += [(f"{key}.jpg", encoded(image)), (f"{key}.txt", b"x"), (f"{key}.json", meta(key, "x"))]
             tar = write_tar(part.file_of(0, ".tar"), members)
             write_record(tar, keys, ["a", "b"])
@@ -140,5 +147,19 @@ def test_flaws_of_the_web_put_no_shard_aside(
 
     monkeypatch.setattr(run, "download", download)
     assert main(words) == 0
-    assert "6 samples in 2 verified shards" in capsys.readouterr().out
-    assert not (tmp_path / "set" / "quarantine").exists()
+    said = capsys.readouterr().out
+    assert "6 samples in 2 verified shards" in said
+    assert f"{6 if everywhere else 2} x picture of one colour" in said
+    folder = tmp_path / "set"
+    assert not (folder / "quarantine").exists()
+    for options in ([], ["--again"]):
+        assert main(["verify", str(folder), "--workers", "1", *options]) == 0
+    assert main(["verify", str(folder / "shards"), "--workers", "1", "--state", str(tmp_path / "state")]) == 0
+    assert main(["verify", str(folder), "--workers", "1", "--max-flawed", "0.01"]) == 1
+    with open(folder / "shards/00001-00000.tar", "ab") as tar:
+        tar.write(bytes(512))
+    capsys.readouterr()
+    assert main(["verify", str(folder), "--workers", "1"]) == 1
+    said = capsys.readouterr().out
+    assert "shards/00001-00000.tar: other bytes than the manifest has" in said
+    assert "shards/00001-00000.tar: picture of one colour" in said  # which it was not taken in with
