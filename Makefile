@@ -15,14 +15,15 @@ RUN ?= runs/quickstart$(if $(filter-out $(BEST),$(MODEL)),-$(MODEL:tiny-emoji-%=
 DATA := data/emoji
 VALIDATION := data/emoji-val
 
-.PHONY: help setup quickstart table test lint setup-quickstart
+.PHONY: help setup quickstart laion-sample table test lint setup-quickstart setup-laion-sample
 
 help:
-	@echo 'make quickstart  set up, build the emoji set, train, evaluate, and leave a report to look at'
-	@echo 'make table       set up, build the sets, train the tiny model in every kind and write docs/kinds.md (2 hours)'
-	@echo 'make test        set up, then the linter, the type checker and all tests, slow ones too'
-	@echo 'make lint        set up, then the linter and the type checker alone'
-	@echo 'make setup       make .venv with what the others need, or add to it what is missing'
+	@echo 'make quickstart    set up, build the emoji set, train, evaluate, and leave a report to look at'
+	@echo 'make laion-sample  set up, take 2,000 rows from a server that misbehaves to shards, and train on them'
+	@echo 'make table         set up, build the sets, train the tiny model in every kind and write docs/kinds.md (2 hours)'
+	@echo 'make test          set up, then the linter, the type checker and all tests, slow ones too'
+	@echo 'make lint          set up, then the linter and the type checker alone'
+	@echo 'make setup         make .venv with what the others need, or add to it what is missing'
 	@echo
 	@echo 'Variables: PYTHON=python3.12 (the interpreter), MODEL=tiny-emoji-softmax (what quickstart trains),'
 	@echo 'RUN=runs/NAME (where its output goes; $(RUN) unless given)'
@@ -32,6 +33,9 @@ setup:
 
 quickstart: $(RUN)/report.html
 	@echo 'The report: $(RUN)/report.html'
+
+laion-sample: | setup-laion-sample $(DATA)/README.md
+	$(PY) -m benchmarks.laion_sample
 
 table: | $(DATA)/README.md $(VALIDATION)/README.md
 	$(PY) -m benchmarks.table
@@ -45,6 +49,13 @@ lint: | setup
 
 setup-quickstart:
 	"$(PYTHON)" bootstrap.py --extras quickstart
+
+# img2dataset imports a module that Python 3.13 removed; better said before gigabytes are fetched.
+setup-laion-sample:
+	@"$(or $(wildcard $(PY)),$(PYTHON))" -c 'import sys; sys.exit(sys.version_info >= (3, 13) and \
+		"laion-sample downloads by img2dataset, which needs Python 3.11 or 3.12, and " + sys.executable + " is newer: " \
+		"remove .venv if there is one, and give make laion-sample PYTHON=python3.11")'
+	"$(PYTHON)" bootstrap.py --extras quickstart,data
 
 # Each output with the line that makes it. The checkpoint asks for the data, whatever its age: a finished training
 # is repeated only when its folder was removed.
