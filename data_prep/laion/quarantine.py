@@ -3,13 +3,15 @@
     set_aside(Path("laion"), result.unsound)
 
 A part's shard goes with the table and the statistics of its download; `download` finds it missing and makes it again.
-Nothing is removed. A kill before the tar moved leaves it for the next run, one after it leaves a table without a tar.
+A shard that is put aside again becomes NAME.2, NAME.3, …; every reason is kept, and of the shard itself the newest two.
+A kill before the tar moved leaves it for the next run, one after it leaves a table without a tar.
 """
 
 import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from data_prep import atomic
 from data_prep.laion.names import QUARANTINE, downloaded_as
@@ -17,6 +19,7 @@ from data_prep.laion.verify import Verdict
 from data_prep.manifest import MANIFEST, ShardEntry, parse_manifest, write_manifest
 
 RECORDS = (".parquet", "_stats.json")  # what img2dataset leaves beside a tar
+COPIES = 2  # of a shard that stays unsound: what one download brings, and whether the next differs
 
 
 def set_aside(root: Path, verdicts: Sequence[Verdict]) -> None:
@@ -30,7 +33,6 @@ def _move(root: Path, verdict: Verdict) -> None:
     name = verdict.report.name
     folder = root / QUARANTINE
     folder.mkdir(exist_ok=True)
-    stem = _free(folder, name.removesuffix(".tar").replace("/", "-"))
     record = {
         "shard": name,
         "bytes": verdict.report.bytes,
@@ -39,6 +41,7 @@ def _move(root: Path, verdict: Verdict) -> None:
         "against": verdict.against,
         "findings": verdict.report.counts,
     }
+    stem, earlier = _free(folder, record)
     atomic.write_text(folder / f"{stem}.json", json.dumps(record, indent=4) + "\n")
     if os.path.lexists(root / name):  # it may be one that a manifest names and that is not there
         os.rename(root / name, folder / f"{stem}.tar")
@@ -49,16 +52,27 @@ def _move(root: Path, verdict: Verdict) -> None:
         if source.exists():
             os.rename(source, folder / f"{stem}{suffix}")
             atomic.fsync(source.parent)
+    kept = [old for old in [*earlier, stem] if os.path.lexists(folder / f"{old}.tar")]
+    for old in kept[:-COPIES]:
+        for suffix in (".tar", *RECORDS):
+            (folder / f"{old}{suffix}").unlink(missing_ok=True)
     atomic.fsync(folder)
 
 
-def _free(folder: Path, stem: str) -> str:
-    """The stem, with a number where a shard of this name was put aside before."""
-    taken, number = stem, 1
-    while os.path.lexists(folder / f"{taken}.tar"):
+def _free(folder: Path, record: dict[str, Any]) -> tuple[str, list[str]]:
+    """A name in the quarantine for a shard, and those that it was put aside under before, in order."""
+    first = stem = record["shard"].removesuffix(".tar").replace("/", "-")
+    earlier, number, last = [], 1, None
+    while (reason := folder / f"{stem}.json").exists():
+        found = json.loads(reason.read_text(encoding="utf-8"))
+        if found["shard"] == record["shard"]:  # and not "a/b.tar" where this is "a-b.tar"
+            earlier.append(stem)
+            last = found
         number += 1
-        taken = f"{stem}.{number}"
-    return taken
+        stem = f"{first}.{number}"
+    if last == record and not os.path.lexists(folder / f"{earlier[-1]}.tar"):  # a kill came before the tar moved
+        stem = earlier.pop()
+    return stem, earlier
 
 
 def manifests_of(root: Path, names: Sequence[str]) -> dict[Path, list[ShardEntry]]:

@@ -163,11 +163,28 @@ def test_a_collected_shard_that_is_gone_is_made_again(tmp_path: Path) -> None:
     assert not collect(tmp_path, ALONE).unsound
 
 
-def test_put_aside_twice_under_one_name(tmp_path: Path) -> None:
-    for _ in range(2):
-        (tmp_path / "a.tar").write_bytes(b"bad")
-        assert main(["verify", str(tmp_path), "--workers", "1", "--again", "--quarantine"]) == 1
-    assert tars(tmp_path) == ["quarantine/a.2.tar", "quarantine/a.tar"]
+def test_put_aside_again_and_again(tmp_path: Path) -> None:
+    """Every reason is kept, of the shards the newest two."""
+    folder = tmp_path / "quarantine"
+    write_tar(tmp_path / "b/a.tar", samples(4)).write_bytes(b"another")
+    for number in range(4):
+        downloaded(tmp_path / "b-", 0)  # a table and statistics beside it
+        (tmp_path / "b-/00000.tar").rename(tmp_path / "b-/a.tar")
+        for path in (tmp_path / "b-").glob("00000*"):
+            path.rename(path.with_name(path.name.replace("00000", "a")))
+        (tmp_path / "b-/a.tar").write_bytes(b"bad %d" % number)
+        (tmp_path / "b--a.tar").write_bytes(b"of the same name in the quarantine")
+        words = ["verify", str(tmp_path), "--workers", "1", "--again", "--quarantine"]
+        assert main(words) == 1
+    assert tars(tmp_path) == [f"quarantine/{name}.tar" for name in ("b--a.5", "b--a.6", "b--a.7", "b--a.8", "b-a")]
+    by_shard: dict[str, list[bytes]] = {}
+    for reason in sorted(folder.glob("*.json")):
+        if not reason.name.endswith("_stats.json"):
+            by_shard.setdefault(json.loads(reason.read_text())["shard"], []).append(reason.name.encode())
+    assert {shard: len(reasons) for shard, reasons in by_shard.items()} == {"b--a.tar": 4, "b-/a.tar": 4, "b/a.tar": 1}
+    left = {path.read_bytes() for path in folder.glob("*.tar")}
+    assert left == {b"another", b"bad 2", b"bad 3", b"of the same name in the quarantine"}
+    assert len(list(folder.glob("*.parquet"))) == len(list(folder.glob("*_stats.json"))) == 2
 
 
 def test_a_name_that_is_collected_is_not_overwritten(tmp_path: Path) -> None:
