@@ -22,7 +22,7 @@ from data_prep.errors import DataError
 
 EMOJI = Path("data/emoji/train")
 OUTPUT = Path("runs/laion-sample")
-PARTS = ("metadata", "server.jsonl", "set", "guard", "training", "result.json")  # what the command leaves, in order
+PARTS = ("metadata", "server.jsonl", "laion", "guard", "training", "result.json")  # what the command leaves, in order
 GUARDED = 100  # rows that are asked for once more, without leave to ask inside a network
 STEPS = 20
 # The server is in this machine: --allow-private. Waits that suit it, and shards of which 2,000 rows make several.
@@ -32,7 +32,7 @@ WAITS = ("--timeout", "4", "--deadline", "8", "--stall", "60")
 
 def run_commands(output: Path) -> list[list[str]]:
     """The lines that make the data set: all that comes, then what was busy, then both together."""
-    metadata, place = ["--metadata", str(output / "metadata")], ["--output", str(output / "set")]
+    metadata, place = ["--metadata", str(output / "metadata")], ["--output", str(output / "laion")]
     whole = ["data_prep", "run", *metadata, *place, *PLAN, *WAITS]
     return [whole, ["data_prep", "retry", *place, "--allow-private", *WAITS], whole]
 
@@ -48,7 +48,7 @@ def training_command(output: Path) -> list[str]:
     """A short training on the manifest, of the quickstart's model."""
     recipe = ["training", "--config", "configs/training/quickstart.toml", "--unique-key", ""]
     length = ["--max-steps", str(STEPS), "--batch-size", "64", "--warmup", "2", "--log-every-n-steps", "1"]
-    return [*recipe, *length, "--train-data", str(output / "set" / "shards"), "--output", str(output / "training")]
+    return [*recipe, *length, "--train-data", str(output / "laion" / "shards"), "--output", str(output / "training")]
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def sample(output: Path) -> dict[str, Any]:
         spent, said = call(download, listen=True)
         seconds["guard"] += spent
         reached = len(read_log(output / "server.jsonl")) - before
-    account = take_account(rows, read_log(output / "server.jsonl"), output / "set", pictures)
+    account = take_account(rows, read_log(output / "server.jsonl"), output / "laion", pictures)
     seconds["training"], _ = call(training_command(output))
     guard = {"rows": GUARDED, "reasons": json.loads(said)["reasons"], "requests": reached}
     if guard != {"rows": GUARDED, "reasons": {"address refused": GUARDED}, "requests": 0}:

@@ -260,8 +260,8 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_only_its_own_output_is_removed(tmp_path: Path) -> None:
-    (tmp_path / "set").mkdir()
-    for name in ("set/a", "result.json", "notes.txt"):
+    (tmp_path / "laion").mkdir()
+    for name in ("laion/a", "result.json", "notes.txt"):
         (tmp_path / name).touch()
     command.clear(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
