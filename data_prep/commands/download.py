@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import re
 import signal
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 from data_prep.errors import UsageError
 from data_prep.laion.download import Settings, download
 from data_prep.laion.http import Limits
+from data_prep.laion.memory import available
 from data_prep.laion.plan import check_metadata
 from data_prep.laion.tally import shares
 from data_prep.laion.watch import Bounds
@@ -66,8 +66,9 @@ def add_download_arguments(parser: argparse.ArgumentParser) -> None:
     number("--deadline", float, limits.deadline, "for one picture, redirects and all", "S")
     number("--retries", int, settings.retries, "further tries at once, of what may pass with time")
     number("--max-bytes", size, "32M", "largest picture that is fetched", "SIZE")
-    number("--stall", float, bounds.stall, "without a byte written before img2dataset is run again", "S")
-    number("--memory-limit", size, f"{_memory() * 3 // 4 >> 20}M", "of all its processes: 3/4 of the machine's", "SIZE")
+    number("--stall", float, bounds.stall, "without a byte written, once it has begun, before it is run again", "S")
+    memory = f"{available() * 3 // 4 >> 20}M"
+    number("--memory-limit", size, memory, "of all its processes: 3/4 of the machine's or container's", "SIZE")
     number("--disk-floor", size, "1G", "room that is left on the disk", "SIZE")
     number("--min-success", float, bounds.min_success, "least share of the newest shards' pictures that come", "SHARE")
     number("--attempts", int, settings.attempts, "runs of a part without a new shard before it is given up")
@@ -159,8 +160,3 @@ def _part(text: str) -> tuple[int, int]:
     if not found or not 1 <= int(found[1]) <= int(found[2]):
         raise argparse.ArgumentTypeError(f"expected I/N with I from 1 to N, found {text!r}")
     return int(found[1]), int(found[2])
-
-
-def _memory() -> int:
-    """Bytes of this machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -160,7 +160,7 @@ def _finish(
 
 _OUTCOMES = {
     "ended": "img2dataset ended",
-    "stalled": "img2dataset wrote nothing for --stall seconds and was ended",
+    "stalled": "img2dataset wrote nothing for too long (--stall) and was ended",
     "memory": "img2dataset held more than --memory-limit and was ended",
 }
 

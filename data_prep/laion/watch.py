@@ -18,6 +18,7 @@ from data_prep.laion.tally import Tally
 
 Outcome = Literal["ended", "stalled", "memory"]
 POLL = 0.25  # seconds
+START = 900.0  # seconds to the first byte, or --stall where that is more: Spark and Ray start slowly, as do busy disks
 NEWEST = 3  # shards whose success rate is looked at
 ENOUGH = 100  # rows that say something about it
 
@@ -49,15 +50,16 @@ class Watch:
             DataError: the disk is nearly full, or hardly any picture comes.
         """
         self._seen = {shard for shard in range(self.part.shards) if self._stats(shard).exists()}
-        written, changed = -1, time.monotonic()
+        written, changed = _bytes_below(self.part.folder), time.monotonic()
+        patience = max(START, self.bounds.stall)
         while not group.wait(POLL):
             check_disk(self.part.output, self.bounds.disk_floor)
             if group.resident_bytes() > self.bounds.memory_limit:
                 return "memory"
             now = time.monotonic()
             if (size := _bytes_below(self.part.folder)) != written:
-                written, changed = size, now
-            elif now - changed > self.bounds.stall:
+                written, changed, patience = size, now, self.bounds.stall
+            elif now - changed > patience:
                 return "stalled"
             self.look()
         self.look()

@@ -1,0 +1,58 @@
+"""When a run of img2dataset is ended: a clock and a group of processes stand in for the real ones."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from data_prep.laion import watch
+from data_prep.laion.layout import Part
+from data_prep.laion.tally import Tally
+from data_prep.laion.watch import START, Bounds, Watch
+
+
+class StandIn:
+    """A group and the clock: each wait is a second, in which `acts` may write; it ends after `seconds`."""
+
+    def __init__(self, seconds: int, acts: Callable[[int], object]) -> None:
+        self.now, self._seconds, self._acts = 0, seconds, acts
+
+    def wait(self, poll: float) -> bool:
+        self.now += 1
+        self._acts(self.now)
+        return self.now >= self._seconds
+
+    def resident_bytes(self) -> int:
+        return 0
+
+    def monotonic(self) -> float:
+        return float(self.now)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "ends", "outcome", "after"),
+    [
+        pytest.param(1, 5, 50, "ended", 50, id="quick"),
+        pytest.param(800, 805, 850, "ended", 850, id="slow-to-start"),
+        pytest.param(1, 5, 500, "stalled", 5 + 61, id="stalls"),
+        pytest.param(800, 805, 5000, "stalled", 805 + 61, id="stalls-after-a-slow-start"),
+        pytest.param(5000, 5000, 5000, "stalled", START + 1, id="never-starts"),
+    ],
+)
+def test_the_start_has_a_limit_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, last: int, ends: int, outcome: str, after: int
+) -> None:
+    """A run that writes in each second from `first` to `last`, and would end after `ends`."""
+    part = Part(tmp_path, "00000", 0, "00000.parquet", 10, "", 10)
+    part.folder.mkdir(parents=True)
+    (part.folder / "00000.tar").write_bytes(b"of an earlier run")
+
+    def acts(now: int) -> None:
+        if first <= now <= last:
+            (part.folder / "00001.tar").write_bytes(bytes(now))
+
+    group = StandIn(ends, acts)
+    monkeypatch.setattr(watch.time, "monotonic", group.monotonic)
+    watched = Watch(part, Bounds(stall=60, memory_limit=1, disk_floor=0, min_success=0.0), Tally(1, 10))
+    assert watched.follow(group) == outcome  # type: ignore[arg-type]
+    assert group.now == after
