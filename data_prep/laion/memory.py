@@ -37,8 +37,8 @@ def _groups(root: Path) -> Iterator[Path]:
     except OSError:
         return
     for line in lines:  # "0::/path" of version 2, "9:memory:/path" of version 1
-        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
-        if controllers == "" or "memory" in controllers.split(","):
+        controllers, colon, path = line.partition(":")[2].partition(":")
+        if colon and (controllers == "" or "memory" in controllers.split(",")):
             top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
             folder = top / path.lstrip("/")
             yield from (folder, *(parent for parent in folder.parents if parent.is_relative_to(top)))
