@@ -142,8 +142,8 @@ def show(args: argparse.Namespace, result: Mapping[str, Any]) -> None:
 
 
 def interrupt_on_term() -> None:
-    """Let SIGTERM end the work as Ctrl-C does."""
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    """Let SIGTERM end the work as Ctrl-C does, also where Ctrl-C is ignored: in what a script starts with `&`."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def size(text: str) -> int:

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from data_prep.laion.columns import parse_columns
 from data_prep.laion.plan import Shape, plan
 from data_prep.laion.rules import Settings
 from data_prep.laion.tally import Tally, shares
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -101,3 +104,11 @@ def test_other_metadata_than_the_plans_is_refused(
     assert main([command, "--metadata", str(other), "--output", str(output)]) == 1
     assert "was planned of other metadata" in capsys.readouterr().err
     assert not (output / "parts").exists()
+
+
+def test_sigterm_interrupts_also_what_a_script_started_in_the_background() -> None:
+    """Shells let such a process ignore Ctrl-C."""
+    code = "import os, signal; from data_prep.commands.download import interrupt_on_term; interrupt_on_term()"
+    script = f"{sys.executable} -c '{code}; os.kill(os.getpid(), signal.SIGTERM)' & wait $!"
+    done = subprocess.run(["sh", "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert "KeyboardInterrupt" in done.stderr
