@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 from tqdm import tqdm
 
+from data_prep.words import plural
+
 SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -40,6 +42,6 @@ def progress(total: int, label: str, unit: str = "image", ranks: int = 1) -> Ite
             last_line = now
             rate = done / max(now - started, 1e-9)
             left = f", {(total - done) / max(rate, 1e-9):.0f} s left" if done < total else ""
-            print(f"{label}: {done}/{total} {unit}s, {rate:.0f}/s{left}", file=sys.stderr, flush=True)
+            print(f"{label}: {done}/{total} {plural(total, unit)}, {rate:.0f}/s{left}", file=sys.stderr, flush=True)
 
     yield advance

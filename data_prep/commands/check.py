@@ -6,6 +6,7 @@ from pathlib import Path
 
 from data_prep.errors import DataError, UsageError
 from data_prep.pool import default_workers
+from data_prep.words import many
 
 NAME = "check"
 HELP = "compare the shards that a manifest names with the sizes and SHA-256 that it recorded"
@@ -43,10 +44,10 @@ def run(args: argparse.Namespace) -> None:
     else:
         for shard, problem in wrong.items():
             print(f"{shard} {problem}")
-        good = f"{result['shards'] - len(wrong)} of {result['shards']} shards are as recorded"
+        good = f"{result['shards'] - len(wrong)} of {many(result['shards'], 'shard')} as recorded"
         speed = f"{result['megabytes_per_second']:.0f} MB/s"
-        print(f"{good} ({result['samples']} samples, {result['bytes']:,} bytes, {speed})")
+        print(f"{good} ({many(result['samples'], 'sample')}, {result['bytes']:,} bytes, {speed})")
     if wrong:
         raise DataError(
-            f"{len(wrong)} of {result['shards']} shards are not as recorded; copy them again or make them again"
+            f"{len(wrong)} of {many(result['shards'], 'shard')} not as recorded; copy again or make again what is named"
         )

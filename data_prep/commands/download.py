@@ -16,6 +16,7 @@ from data_prep.laion.memory import available
 from data_prep.laion.plan import check_metadata
 from data_prep.laion.tally import shares
 from data_prep.laion.watch import Bounds
+from data_prep.words import many
 
 NAME = "download"
 HELP = "download the pictures of a plan"
@@ -137,7 +138,8 @@ def refuse_other_metadata(args: argparse.Namespace) -> None:
 
 def show(args: argparse.Namespace, result: Mapping[str, Any]) -> None:
     """Print what came of the rows."""
-    said = f"{args.output}: {result['shards']} shards of {result['rows']:,} rows, {shares(result['reasons'])}"
+    size = f"{many(result['shards'], 'shard')} of {many(result['rows'], 'row')}"
+    said = f"{args.output}: {size}, {shares(result['reasons'])}"
     print(json.dumps(result) if args.json else said)
 
 

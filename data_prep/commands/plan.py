@@ -9,6 +9,7 @@ from typing import Any
 from data_prep.laion.columns import MAPS, parse_columns
 from data_prep.laion.plan import Shape, dry_run, plan
 from data_prep.laion.rules import Settings
+from data_prep.words import many
 
 NAME = "plan"
 HELP = "choose from LAION-like metadata what to download"
@@ -99,7 +100,7 @@ def run(args: argparse.Namespace) -> None:
         return
     found = plan(args.metadata, args.output, columns, rules, shape)
     headline = f"{args.output}: {'planned' if found['planned'] else 'already planned so'}"
-    shape_line = f"  {len(found['parts'])} parts, shards of {found['shard_size']}"
+    shape_line = f"  {many(len(found['parts']), 'part')}, shards of {found['shard_size']:,}"
     print(json.dumps(found) if args.json else "\n".join([headline, shape_line, *_counts(found)]))
 
 
@@ -107,7 +108,7 @@ def _counts(found: Mapping[str, Any]) -> list[str]:
     """The counts for a person."""
     counts = dict(found["counts"])
     read = counts.pop("rows_read")
-    lines = [f"  {read} rows read, {found['rows']} taken ({found['rows'] / max(read, 1):.1%})"]
+    lines = [f"  {many(read, 'row')} read, {found['rows']:,} taken ({found['rows'] / max(read, 1):.1%})"]
     lines += [f"  {count:>12}  {name}" for name, count in counts.items() if count]
     return lines + [f"  {'off':>12}  {name}: {why}" for name, why in found["off"].items()]
 

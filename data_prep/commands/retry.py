@@ -6,6 +6,7 @@ import sys
 from data_prep.commands import download as command
 from data_prep.laion.download import download
 from data_prep.laion.retry import plan_retry
+from data_prep.words import many
 
 NAME = "retry"
 HELP = "download again what failed for a reason that may pass"
@@ -35,6 +36,6 @@ def run(args: argparse.Namespace) -> None:
     command.interrupt_on_term()
     result = download(args.output, settings)
     if rows := plan_retry(args.output):
-        print(f"retry: {rows:,} rows", file=sys.stderr, flush=True)
+        print(f"retry: {many(rows, 'row')}", file=sys.stderr, flush=True)
         result = download(args.output, settings)
     command.show(args, {**result, "retried": rows})

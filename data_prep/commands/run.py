@@ -16,6 +16,7 @@ from data_prep.laion.plan import plan
 from data_prep.laion.reasons import transient
 from data_prep.laion.tally import shares
 from data_prep.pool import default_workers
+from data_prep.words import many
 
 if TYPE_CHECKING:
     from data_prep.laion.verify import Options, Result
@@ -63,13 +64,13 @@ def run(args: argparse.Namespace) -> None:
     plan(args.metadata, args.output, columns, rules, shape)
     result = _bring(args.output, settings, options)
     if result.unsound:
-        print(f"{len(result.unsound)} shards were put aside and are downloaded again", file=sys.stderr, flush=True)
+        print(f"put aside and downloaded again: {many(len(result.unsound), 'shard')}", file=sys.stderr, flush=True)
         result = _bring(args.output, settings, options)
     record = stats(args.output, seed=0, workers=options.workers)
     print(json.dumps(record) if args.json else summary(record, findings_of(result), args.output))
     if result.unsound:
         raise DataError(
-            f"{len(result.unsound)} shards are unsound again; {args.output / 'quarantine'} says why: run the same "
+            f"{many(len(result.unsound), 'shard')} unsound again; {args.output / 'quarantine'} says why: run the same "
             "command again, or allow more with --max-broken and --max-flawed"
         )
 
@@ -89,12 +90,12 @@ def summary(record: dict[str, Any], findings: Sequence[str], output: Path) -> st
     rules = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
     passing = sum(count for reason, count in record["reasons"].items() if transient(reason))
     lines = [
-        f"{read:,} rows of metadata, {taken:,} taken" + (f"; by rule {rules}" if rules else ""),
-        f"{record['rows']:,} rows downloaded, {shares(record['reasons'], most=20)}",
-        f"{record['samples']:,} samples in {record['shards']:,} verified shards: {output / 'shards'}",
+        f"{many(read, 'row')} of metadata, {taken:,} taken" + (f"; by rule {rules}" if rules else ""),
+        f"{many(record['rows'], 'row')} downloaded, {shares(record['reasons'], most=20)}",
+        f"{many(record['samples'], 'sample')} in {many(record['shards'], 'verified shard')}: {output / 'shards'}",
         *findings,
         *record["not_known"],
     ]
     if passing:
-        lines.append(f"{passing:,} rows may come another day: python -m data_prep retry, then run again")
+        lines.append(f"{many(passing, 'row')} may come another day: python -m data_prep retry, then run again")
     return "\n".join([*lines, f"look at {output / 'stats.html'}"])

@@ -7,6 +7,7 @@ from pathlib import Path
 from data_prep.commands.download import refuse_other_metadata
 from data_prep.errors import UsageError
 from data_prep.pool import default_workers
+from data_prep.words import many
 
 NAME = "stats"
 HELP = "count what came and what was lost, and draw pairs to look at"
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(record))
         return
-    print(f"{record['rows']:,} rows, {shares(record['reasons'])}; {record['samples']:,} samples in verified shards")
+    print(f"{many(record['rows'], 'row')}, {shares(record['reasons'])}; {many(record['samples'], 'sample')} verified")
     for sentence in record["not_known"]:
         print(f"  {sentence}")
     print(f"look at {args.output / HTML}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from data_prep.errors import DataError, UsageError
 from data_prep.pool import default_workers
+from data_prep.words import many
 
 if TYPE_CHECKING:
     from data_prep.laion.verify import Options, Result
@@ -122,8 +123,8 @@ def refuse_unsound(result: "Result") -> None:
     """Raise DataError where a shard is not sound."""
     if result.unsound:
         raise DataError(
-            f"{len(result.unsound)} of {len(result.verdicts)} shards are unsound; make them again, leave them out, or "
-            "allow more with --max-broken and --max-flawed"
+            f"{len(result.unsound)} of {many(len(result.verdicts), 'shard')} unsound; make them again, leave them "
+            "out, or allow more with --max-broken and --max-flawed"
         )
 
 
@@ -139,7 +140,7 @@ def summary(result: "Result") -> str:
     samples = sum(verdict.report.samples for verdict in result.verdicts)
     lines += findings_of(result)
     sound = len(result.verdicts) - len(result.unsound)
-    lines.append(f"{sound} of {len(result.verdicts)} shards are sound; {samples} samples in all")
+    lines.append(f"{sound} of {many(len(result.verdicts), 'shard')} sound; {many(samples, 'sample')} in all")
     seconds = max(result.seconds, 1e-9)
     if result.bytes_read:
         megabytes, images = result.bytes_read / 1e6 / seconds, result.samples_read / seconds

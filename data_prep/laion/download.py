@@ -29,6 +29,7 @@ from data_prep.laion.http import Limits
 from data_prep.laion.layout import Part, check_plan, later_files, read_parts
 from data_prep.laion.tally import Tally
 from data_prep.laion.watch import Bounds, Watch, check_disk
+from data_prep.words import many
 
 STATE = "download.json"
 AGENT = "img2dataset"  # the robot's name that owners know and address in their headers
@@ -95,7 +96,7 @@ def download(output: Path, settings: Settings) -> dict[str, Any]:
             failed += [failure] if failure else []
         print(tally.line(time.monotonic()), file=sys.stderr, flush=True)
     if failed:
-        raise DataError(f"{len(failed)} parts are not finished, the others are: {failed[0]}")
+        raise DataError(f"not finished: {many(len(failed), 'part')}, the others are: {failed[0]}")
     reasons = _outcome(chosen, state)
     return {
         "parts": len(chosen),
@@ -147,7 +148,7 @@ def _finish(
         if outcome == "memory":
             settings = _smaller(settings)
         if missing:
-            said = f"{_OUTCOMES[outcome]}; {len(missing)} shards are left, {missing[0]:05d}: {problems[missing[0]]}"
+            said = f"{_OUTCOMES[outcome]}; {many(len(missing), 'shard')} left, {missing[0]:05d}: {problems[missing[0]]}"
             print(f"part {part.name}: {said}", file=sys.stderr, flush=True)
     if not missing:
         shutil.rmtree(part.folder / "_tmp", ignore_errors=True)  # what killed runs of img2dataset leave

@@ -15,6 +15,7 @@ from data_prep import atomic
 from data_prep.errors import DataError
 from data_prep.laion.layout import Part
 from data_prep.shards import read_headers
+from data_prep.words import many
 
 SUFFIXES = (".tar", ".parquet", "_stats.json")  # img2dataset writes the last at the end, and goes by it afterwards
 SUCCESS = "success"
@@ -117,4 +118,4 @@ def _check_tar(tar: Path, keys: set[str]) -> None:
     except DataError as error:
         raise UnfinishedError(str(error)) from None
     if sorted(names) != sorted(f"{key}.{suffix}" for key in keys for suffix in ("jpg", "txt", "json")):
-        raise UnfinishedError(f"{tar.name} has {len(names)} members for {len(keys)} samples")
+        raise UnfinishedError(f"{tar.name} has {many(len(names), 'member')} for {many(len(keys), 'sample')}")

@@ -24,6 +24,7 @@ from data_prep.laion.part import Parts
 from data_prep.laion.rules import Settings
 from data_prep.manifest import sha256_file
 from data_prep.progress import progress
+from data_prep.words import many
 
 FOLDER, PLAN = "plan", "plan.json"
 FORMAT = 1
@@ -164,7 +165,7 @@ def _check_rows(funnel: Funnel) -> None:
         most = sorted(counts.items(), key=lambda item: -item[1])[:3]
         reasons = ", ".join(f"{name} {count}" for name, count in most) or "there are none"
         raise DataError(
-            f"none of {funnel.counts['rows_read']} rows passes the rules ({reasons}); see --dry-run for examples"
+            f"of {many(funnel.counts['rows_read'], 'row')} none passes the rules ({reasons}); see --dry-run for more"
         )
 
 
@@ -190,7 +191,7 @@ def _stamps(sources: Sequence[Source]) -> list[tuple[int, int]]:
 def _progress(sources: Sequence[Source]) -> Iterator[Any]:
     """Give a function that takes the bytes read so far and shows megabytes."""
     shown = 0
-    with progress(sum(source.path.stat().st_size for source in sources) >> 20, "plan", "megabyte") as advance:
+    with progress(sum(source.path.stat().st_size for source in sources) >> 20, "plan", "MB") as advance:
 
         def reached(position: float) -> None:
             nonlocal shown

@@ -1,6 +1,6 @@
 """Why a picture is missing, in the words that http.py and fetch.py give, and which of them may pass with time.
 
-    transient("HTTP 503")   # True: `retry` asks again; what was opted out or is gone is never asked for again
+transient("HTTP 503")   # True: `retry` asks again; what was opted out or is gone is never asked for again
 """
 
 import re

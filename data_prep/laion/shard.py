@@ -18,6 +18,7 @@ from data_prep.laion.names import downloaded_as
 from data_prep.laion.pictures import check_sample
 from data_prep.laion.tar import walk
 from data_prep.manifest import sha256_file
+from data_prep.words import many
 
 MOST_ROWS = 1 << 22  # of a table: a file of kilobytes can hold many more
 
@@ -84,7 +85,7 @@ def _check_samples(path: Path, report: Report, found: Found) -> np.ndarray:
     if 0 < len(bare) < len(keys):
         found.add(findings.NO_JSON, bare[0], len(bare))
     if twice := len(hashes) - len(set(hashes)):
-        found.add(findings.DUPLICATE, f"{twice} pictures", twice)
+        found.add(findings.DUPLICATE, many(twice, "picture"), twice)
     _check_beside(path, list(keys), found)
     return np.array(hashes, np.uint64)
 

@@ -23,6 +23,7 @@ from data_prep.laion.stats_page import page
 from data_prep.manifest import MANIFEST, ShardEntry, read_manifest
 from data_prep.pool import unordered
 from data_prep.progress import progress
+from data_prep.words import many
 
 JSON, HTML = "stats.json", "stats.html"
 HOSTS = 50
@@ -34,7 +35,8 @@ def stats(output: Path, seed: int, workers: int) -> dict[str, Any]:
     """Count everything under `output` and write `stats.json` and `stats.html` there.
 
     Returns:
-        The content of stats.json. "rows" is the sum of "reasons"; with "rows_to_come" it is the plan's.
+        The content of stats.json. "rows" is the sum of "reasons"; with "rows_to_come" it is the plan's. Where there
+        are more names than are held, counts may be low by "reasons_low_by_at_most" and "hosts_low_by_at_most".
 
     Raises:
         DataError: neither a plan nor a manifest, or a damaged one, or a damaged table of a planned part.
@@ -61,6 +63,7 @@ def stats(output: Path, seed: int, workers: int) -> dict[str, Any]:
         "rows": counts.rows,
         "rows_to_come": to_come,
         "reasons": _reasons(counts),
+        "reasons_low_by_at_most": counts.reasons.undercount,
         "hosts": [
             {"host": host, "rows": rows, SUCCESS: counts.hosts.good[host]}
             for host, rows in _ordered(counts.hosts.rows, HOSTS)
@@ -132,7 +135,7 @@ def _gaps(record: dict[str, Any], counts: Counts, collected: bool) -> Iterator[s
             "failures only what the manifest says."
         )
     if record["rows_to_come"]:
-        yield f"{record['rows_to_come']:,} rows of the plan are not downloaded yet, or their shard was put aside."
+        yield f"Not downloaded yet, or their shard was put aside: {many(record['rows_to_come'], 'row')} of the plan."
     if not collected:
         yield "There is no manifest yet, so no samples are shown; python -m data_prep run makes it."
     if counts.pictures and record["histograms"]["similarity"]["unknown"] == counts.pictures:

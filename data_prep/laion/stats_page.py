@@ -14,6 +14,7 @@ from data_prep.laion.findings import printable
 from data_prep.laion.finished import SUCCESS
 from data_prep.laion.histogram import MEASURES
 from data_prep.laion.sheet import Pair
+from data_prep.words import many
 
 _TEMPLATE = Path(__file__).with_name("stats_template.html")
 _WIDTH, _HEIGHT, _FLOOR = 480, 190, 160  # of a histogram, and where its bars stand
@@ -36,11 +37,10 @@ def page(record: Mapping[str, Any], pairs: Sequence[Pair], name: str) -> str:
 
 def _lead(record: Mapping[str, Any]) -> str:
     came = record["reasons"].get(SUCCESS, 0)
-    said = f"{came:,} pictures came of {record['rows']:,} rows ({_percent(came, record['rows'])})."
+    said = f"{many(came, 'picture')} came of {many(record['rows'], 'row')} ({_percent(came, record['rows'])})."
     if record["shards"]:
-        said += (
-            f" {record['samples']:,} samples are in {record['shards']:,} verified shards, {record['bytes']:,} bytes."
-        )
+        size = f"{many(record['samples'], 'sample')}, {record['bytes']:,} bytes"
+        said += f" In {many(record['shards'], 'verified shard')}: {size}."
     return said
 
 
@@ -66,7 +66,7 @@ def _figure(pair: Pair) -> str:
 
 def _reasons(record: Mapping[str, Any]) -> str:
     rows = [(reason, [count], count) for reason, count in record["reasons"].items()]
-    return _table(["", "rows"], rows, record["rows"]) if rows else ""
+    return _bound(record["reasons_low_by_at_most"]) + _table(["", "rows"], rows, record["rows"]) if rows else ""
 
 
 def _rules(plan: Mapping[str, Any] | None) -> str:
@@ -76,14 +76,17 @@ def _rules(plan: Mapping[str, Any] | None) -> str:
     read = counts.pop("rows_read")
     rows = [(name, [count], count) for name, count in [*counts.items(), ("taken", plan["rows"])] if count]
     off = "".join(f'<p class="note">{_shown(rule)} is off: {_shown(why)}</p>' for rule, why in plan["off"].items())
-    return f'<p class="note">{read:,} rows were read.</p>{off}{_table(["", "rows"], rows, read)}'
+    return f'<p class="note">{many(read, "row")} read.</p>{off}{_table(["", "rows"], rows, read)}'
 
 
 def _hosts(record: Mapping[str, Any]) -> str:
     rows = [(each["host"], [each["rows"], each[SUCCESS]], each[SUCCESS] / each["rows"]) for each in record["hosts"]]
-    low = record["hosts_low_by_at_most"]
-    note = f'<p class="note">Each count may be low by at most {low:,}.</p>' if low else ""
-    return note + _table(["", "rows", "came"], rows, 1) if rows else ""
+    return _bound(record["hosts_low_by_at_most"]) + _table(["", "rows", "came"], rows, 1) if rows else ""
+
+
+def _bound(low: int) -> str:
+    """What is said where there were too many names to count all of them (frequent.py)."""
+    return f'<p class="note">Each count may be low by at most {low:,}.</p>' if low else ""
 
 
 def _table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[int], float]], whole: float) -> str:

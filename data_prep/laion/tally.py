@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from data_prep.laion.finished import SUCCESS
+from data_prep.words import many
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -39,8 +40,8 @@ class Tally:
         every = self._before + fresh
         done, new = every.total(), fresh.total()
         rate = new / max(now - self._started, 1e-9)
-        shards = f"{self._done + len(self.running)}/{self._shards} shards"
-        said = f"download: {shards}, {done:,}/{self._rows:,} rows, {rate:.0f} rows/s"
+        shards = f"{self._done + len(self.running)}/{many(self._shards, 'shard')}"
+        said = f"download: {shards}, {done:,}/{many(self._rows, 'row')}, {rate:.0f} rows/s"
         if done:
             said += f", {shares(every)}"
         if new and done < self._rows:

@@ -230,7 +230,7 @@ def theirs(root: Path) -> dict[str, bytes]:
 def test_adopt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = theirs(tmp_path)
     assert main(["manifest", str(tmp_path), "--output", str(tmp_path / MANIFEST), "--workers", "1"]) == 0
-    assert "3 of 3 shards are sound; 9 samples in all" in capsys.readouterr().out
+    assert "3 of 3 shards sound; 9 samples in all" in capsys.readouterr().out
     assert [(entry.shard, entry.samples) for entry in read_manifest(tmp_path)] == [(name, 3) for name in before]
     assert json.loads((tmp_path / "a/sizes.json").read_text()) == {"0.tar": 3, "1.tar": 3}  # as OpenCLIP looks them up
     assert json.loads((tmp_path / "b/c/sizes.json").read_text()) == {"0.tar": 3}
@@ -262,7 +262,7 @@ def test_adopt_refuses_damage_unless_it_is_left_out(tmp_path: Path, capsys: pyte
     (tmp_path / "a/1.tar").write_bytes((tmp_path / "a/1.tar").read_bytes()[:3000])
     words = ["manifest", str(tmp_path), "--output", str(tmp_path / MANIFEST), "--workers", "1"]
     assert main(words) == 1
-    assert "error: 1 of 3 shards are unsound" in capsys.readouterr().err
+    assert "error: 1 of 3 shards unsound" in capsys.readouterr().err
     assert not (tmp_path / MANIFEST).exists()
     assert main([*words, "--leave-out"]) == 0
     assert [entry.shard for entry in read_manifest(tmp_path)] == ["a/0.tar", "b/c/0.tar"]
@@ -273,7 +273,7 @@ def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     adopt(tmp_path, tmp_path / MANIFEST, ALONE, leave_out=False)
     for place in (tmp_path, tmp_path / MANIFEST):
         assert main(["check", str(place), "--workers", "1"]) == 0
-        assert "3 of 3 shards are as recorded (9 samples" in capsys.readouterr().out
+        assert "3 of 3 shards as recorded (9 samples" in capsys.readouterr().out
     content = bytearray((tmp_path / "a/0.tar").read_bytes())
     content[-1] ^= 1
     (tmp_path / "a/0.tar").write_bytes(content)
@@ -289,7 +289,7 @@ def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(tmp_path), "--workers", "1", "--json"]) == 1
     out, err = capsys.readouterr()
     assert json.loads(out)["wrong"] == wrong
-    assert "error: 3 of 3 shards are not as recorded" in err
+    assert "error: 3 of 3 shards not as recorded" in err
 
 
 def test_check_of_no_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

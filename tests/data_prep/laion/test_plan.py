@@ -127,7 +127,7 @@ def test_an_opt_out_list_is_known_by_its_content(tmp_path: Path, metadata: Path)
 
 
 def test_nothing_that_passes(tmp_path: Path, metadata: Path) -> None:
-    with pytest.raises(DataError, match=r"none of 40 rows passes the rules \(similarity 40\)"):
+    with pytest.raises(DataError, match=r"of 40 rows none passes the rules \(similarity 40\)"):
         made(metadata, tmp_path / "out", Settings(min_similarity=0.5))
     assert not (tmp_path / "out" / "plan").exists()
 
@@ -209,7 +209,7 @@ def test_command_line(tmp_path: Path, metadata: Path, capsys: pytest.CaptureFixt
     assert "no http(s) URL, or one with credentials\n    ftp://a.example/" in out
     assert not (tmp_path / "out").exists()
     assert main(command) == 0
-    assert capsys.readouterr().out.startswith(f"{tmp_path / 'out'}: planned\n  1 parts, shards of 4\n")
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'out'}: planned\n  1 part, shards of 4\n")
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["planned"] is False
     assert main([*command, "--min-side", "70"]) == 1

@@ -73,7 +73,7 @@ def test_a_shard_that_was_damaged_is_downloaded_again(
     assert "13 rows of metadata, 10 taken; by rule similarity 3" in said.out
     assert "10 rows downloaded, 80.0 % success (HTTP Error 404: Not Found 20.0 %)" in said.out
     assert "8 samples in 2 verified shards" in said.out
-    assert "1 shards were put aside and are downloaded again" in said.err
+    assert "put aside and downloaded again: 1 shard" in said.err
     shards = tmp_path / "set" / "shards"
     assert [(entry.shard, entry.samples) for entry in read_manifest(shards)] == [
         ("00000-00000.tar", 4),
@@ -95,14 +95,14 @@ def test_where_all_are_damaged_all_are_downloaded_again(
     made = stand_in(monkeypatch, times, which=(0, 1))
     assert main(words) == times - 1
     said = capsys.readouterr()
-    assert "2 shards were put aside and are downloaded again" in said.err
+    assert "put aside and downloaded again: 2 shards" in said.err
     assert len(made) == 4
     if times == 1:
         assert "8 samples in 2 verified shards" in said.out
     else:
         assert "0 samples in 0 verified shards" in said.out
-        assert "10 rows of the plan are not downloaded yet, or their shard was put aside" in said.out
-        assert "error: 2 shards are unsound again" in said.err
+        assert "Not downloaded yet, or their shard was put aside: 10 rows of the plan" in said.out
+        assert "error: 2 shards unsound again" in said.err
         assert not (tmp_path / "set/shards/manifest.jsonl").exists()
     assert main(words) == 0
 
@@ -113,8 +113,8 @@ def test_a_shard_that_stays_damaged_is_an_error(
     stand_in(monkeypatch, damaged=2)
     assert main(words) == 1
     said = capsys.readouterr()
-    assert "5 rows of the plan are not downloaded yet, or their shard was put aside" in said.out
-    assert "error: 1 shards are unsound again" in said.err
+    assert "Not downloaded yet, or their shard was put aside: 5 rows of the plan" in said.out
+    assert "error: 1 shard unsound again" in said.err
     assert len(read_manifest(tmp_path / "set" / "shards")) == 1
     assert main(words) == 0
 

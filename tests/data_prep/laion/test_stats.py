@@ -21,7 +21,7 @@ from data_prep.errors import DataError
 from data_prep.laion.adopt import adopt
 from data_prep.laion.columns import parse_columns
 from data_prep.laion.counts import host_in
-from data_prep.laion.frequent import Frequent
+from data_prep.laion.frequent import MOST, Frequent
 from data_prep.laion.histogram import MEASURES, Histogram
 from data_prep.laion.plan import Shape, plan
 from data_prep.laion.rules import Settings
@@ -91,7 +91,7 @@ def test_rows_of_a_plan_add_up(tmp_path: Path) -> None:
     assert histograms["similarity"]["mean"] == pytest.approx(np.mean(similarities))
     assert histograms["caption"]["counts"][:2] == [4, 0]
     assert found["plan"]["counts"]["rows_read"] == 10
-    assert any("2 rows of the plan are not downloaded yet" in sentence for sentence in found["not_known"])
+    assert any("was put aside: 2 rows of the plan" in sentence for sentence in found["not_known"])
     assert json.loads((root / "stats.json").read_text()) == found
     # Rows that a retry asks for again are counted by it alone, and those that it has not asked for yet are to come.
     again = {name: [rows[n][name] for n in (4, 7)] for name in rows[0]} | {"reason": ["timeout", "HTTP 503"]}
@@ -229,6 +229,17 @@ def test_frequent_names_are_right_within_the_bound() -> None:
     for name, count in true.most_common(20):
         assert count - counts.undercount <= counts.rows[name] <= count
     assert [name for name, _ in counts.rows.most_common(5)] == [name for name, _ in true.most_common(5)]
+
+
+def test_the_bound_is_told_where_there_are_too_many_reasons(tmp_path: Path) -> None:
+    shard = write_tar(tmp_path / "a.tar", samples(3))
+    failures = {f"a reason of its own, {number}": 1 for number in range(MOST)} | {"HTTP 404": 5}
+    write_manifest(tmp_path, [ShardEntry("a.tar", shard.stat().st_size, sha256_file(shard), 3, failures)])
+    found = stats(tmp_path, seed=0, workers=1)
+    assert (found["rows"], found["reasons_low_by_at_most"]) == (3 + MOST + 5, 1)
+    assert (found["reasons"]["HTTP 404"], found["reasons"]["success"]) == (5, 3)
+    assert sum(found["reasons"].values()) == found["rows"]
+    assert "Each count may be low by at most 1." in (tmp_path / "stats.html").read_text()
 
 
 @pytest.mark.parametrize(

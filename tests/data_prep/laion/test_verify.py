@@ -446,13 +446,13 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shards, state = tmp_path / "shards", tmp_path / "state"
     write_tar(shards / "a.tar", GOOD)
     assert main(["verify", str(shards), "--workers", "1", "--state", str(state)]) == 0
-    assert "1 of 1 shards are sound; 4 samples in all" in capsys.readouterr().out
+    assert "1 of 1 shard sound; 4 samples in all" in capsys.readouterr().out
     assert [path.name for path in shards.iterdir()] == ["a.tar"]
     tampered(shards / "a.tar", lambda tar: tar[:1000])
     assert main(["verify", str(shards), "--workers", "1", "--state", str(state), "--json"]) == 1
     out, err = capsys.readouterr()
     assert json.loads(out)["unsound"]["a.tar"].keys() >= {why.TAR}
-    assert "error: 1 of 1 shards are unsound" in err
+    assert "error: 1 of 1 shard unsound" in err
     assert main(["verify", str(state)]) == 1
     assert "has no *.tar below it" in capsys.readouterr().err
     assert main(["verify", str(tmp_path / "nowhere")]) == 1
