@@ -20,18 +20,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
+from urllib.request import getproxies_environment
 
-from data_prep import atomic
 from data_prep.errors import DataError
 from data_prep.laion.finished import UnfinishedError, check, discard, urls_of
 from data_prep.laion.group import Group, end_marked
 from data_prep.laion.http import Limits
 from data_prep.laion.layout import Part, check_plan, later_files, read_parts
+from data_prep.laion.state import State
 from data_prep.laion.tally import Tally
 from data_prep.laion.watch import Bounds, Watch, check_disk
 from data_prep.words import many
 
-STATE = "download.json"
 AGENT = "img2dataset"  # the robot's name that owners know and address in their headers
 _ROOT = Path(__file__).resolve().parents[2]
 _KEPT = ("similarity", "nsfw", "license", "id")  # the plan's columns that go into each sample's json
@@ -83,9 +83,10 @@ def download(output: Path, settings: Settings) -> dict[str, Any]:
     index, of = settings.part
     chosen = [part for part in parts if int(part.number) % of == index - 1]
     _check_program(settings.python)
+    _warn_of_proxies()
     with _alone(output):
         end_marked(_mark(output))
-        state = _State.read(output, settings.image_size)
+        state = State.read(output, settings.image_size)
         tally = Tally(sum(part.shards for part in chosen), sum(part.rows for part in chosen))
         todo = [(part, missing) for part in chosen if (missing := _missing(part, state, tally))]
         state.write()
@@ -106,7 +107,7 @@ def download(output: Path, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _outcome(parts: Sequence[Part], state: "_State") -> Counter[str]:
+def _outcome(parts: Sequence[Part], state: State) -> Counter[str]:
     """What came of the rows of `parts`, each counted where it was asked for last."""
     reasons = Counter[str]()
     for part in parts:
@@ -117,7 +118,7 @@ def _outcome(parts: Sequence[Part], state: "_State") -> Counter[str]:
 
 
 def _finish(
-    part: Part, missing: Sequence[int], later: Sequence[Path], settings: Settings, state: "_State", tally: Tally
+    part: Part, missing: Sequence[int], later: Sequence[Path], settings: Settings, state: State, tally: Tally
 ) -> tuple[Settings, str | None]:
     """Run img2dataset on a part until every shard is whole.
 
@@ -166,7 +167,7 @@ _OUTCOMES = {
 }
 
 
-def _missing(part: Part, state: "_State", tally: Tally) -> list[int]:
+def _missing(part: Part, state: State, tally: Tally) -> list[int]:
     """The shards of a part that are still to be made; those that an unrecorded run finished are compared first."""
     recorded = state.of(part)
     unknown = []
@@ -183,7 +184,7 @@ def _missing(part: Part, state: "_State", tally: Tally) -> list[int]:
 
 
 def _take(
-    part: Part, shards: Sequence[int], urls: Sequence[str], state: "_State", tally: Tally, earlier: bool = False
+    part: Part, shards: Sequence[int], urls: Sequence[str], state: State, tally: Tally, earlier: bool = False
 ) -> dict[int, str]:
     """Record the shards that are whole and remove the others; returns what those lack."""
     problems = {}
@@ -259,6 +260,17 @@ def _check_program(python: str) -> None:
         )
 
 
+def _warn_of_proxies() -> None:
+    """Say so where the environment names proxies, which are not used (http.py says why)."""
+    if named := sorted(f"{kind}_proxy" for kind in getproxies_environment() if kind in ("http", "https", "all")):
+        print(
+            f"{' and '.join(named)} of the environment not used: pictures are fetched straight from public addresses, "
+            "so this machine must reach them itself",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
 @contextlib.contextmanager
 def _alone(output: Path) -> Iterator[None]:
     """Hold the folder's lock, which goes with the process, or refuse."""
@@ -272,40 +284,3 @@ def _alone(output: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-@dataclass
-class _State:
-    """What `download.json` holds: by part and shard what `check` found."""
-
-    path: Path
-    image_size: int
-    parts: dict[str, dict[str, dict[str, Any]]]
-
-    @classmethod
-    def read(cls, output: Path, image_size: int) -> "_State":
-        """The state of earlier calls, which must have made pictures of the same size."""
-        path = output / STATE
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            made, parts = record["image_size"], record["parts"]
-        except (
-            FileNotFoundError,
-            ValueError,
-            LookupError,
-            TypeError,
-        ):  # nothing is lost: the shards are compared again
-            made, parts = image_size, {}
-        if made != image_size:
-            raise DataError(
-                f"{output} holds pictures made with --image-size {made}, asked for was {image_size}; "
-                "give that, or another folder"
-            )
-        return cls(path, image_size, parts)
-
-    def of(self, part: Part) -> dict[str, dict[str, Any]]:
-        """The part's shards, as "00003" to what was found."""
-        return self.parts.setdefault(part.name, {})
-
-    def write(self) -> None:
-        atomic.write_text(self.path, json.dumps({"image_size": self.image_size, "parts": self.parts}))

@@ -5,7 +5,8 @@
 img2dataset's own fetch (urllib as it is) reads `file:` and `data:`, loopback and private hosts, bodies of any size and
 servers that drip for ever. Here the host's name is resolved once and the connection goes to just that address, so that
 no second answer of a name server comes between the check and the connection; a redirect is checked like a first
-address. Proxies named in the environment are not used: they would resolve names themselves.
+address. Proxies named in the environment are not used: they would resolve names themselves, and what they reach inside
+a network would be checked by nobody.
 
 Standard library only: it runs in img2dataset's environment.
 """

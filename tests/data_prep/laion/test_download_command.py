@@ -14,6 +14,7 @@ from pyarrow import parquet
 
 from data_prep.__main__ import main
 from data_prep.commands.download import size
+from data_prep.laion import download
 from data_prep.laion.columns import parse_columns
 from data_prep.laion.plan import Shape, plan
 from data_prep.laion.rules import Settings
@@ -77,6 +78,30 @@ def test_without_img2dataset(output: Path, capsys: pytest.CaptureFixture[str], t
     bare.chmod(0o755)
     assert main(["download", "--output", str(output), "--img2dataset-python", str(bare)]) == 1
     assert "has no img2dataset; install it there" in capsys.readouterr().err
+
+
+def test_proxies_of_the_environment_are_named_and_not_used(
+    output: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class StoppedError(Exception):
+        """Ends the download before anything is fetched."""
+
+    def stop(output: Path) -> None:
+        raise StoppedError
+
+    monkeypatch.setattr(download, "_check_program", lambda python: None)
+    monkeypatch.setattr(download, "_alone", stop)
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    with pytest.raises(StoppedError):
+        download.download(output, download.Settings())
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("HTTPS_PROXY", "http://10.0.0.1:3128")
+    monkeypatch.setenv("http_proxy", "http://10.0.0.1:3128")
+    with pytest.raises(StoppedError):
+        download.download(output, download.Settings())
+    assert "http_proxy and https_proxy of the environment not used" in capsys.readouterr().err
 
 
 def test_the_line_of_progress() -> None:

@@ -27,6 +27,12 @@ def test_a_picture_comes_whole(server: MisbehavingServer, path: str) -> None:
     assert get(server.url(path)) == jpeg(1)
 
 
+def test_a_proxy_of_the_environment_is_not_used(server: MisbehavingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    assert get(server.url("/good/2")) == jpeg(2)
+
+
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
