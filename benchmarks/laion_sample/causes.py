@@ -33,6 +33,7 @@ SERVED: dict[str, int] = {
     "stall": 20,  # takes the request and says nothing
     "drip": 15,  # a byte every tenth of a second
     "cut-short": 20,  # ends before the length that was said
+    "half-file": 20,  # all that the server has, and it says so
     "empty": 15,
     "html": 40,
     "redirect": 40,  # redirected once, to a picture
@@ -60,6 +61,7 @@ OUTCOMES: dict[str, str] = {
     "200mb": "too large",
     "200mb-unsaid": "too large",
     "html": "not decodable",
+    "half-file": "not decodable",
     "404": "HTTP 404",
     "410": "HTTP 410",
     "403": "HTTP 403",

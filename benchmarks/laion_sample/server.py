@@ -91,9 +91,10 @@ class _Handler(BaseHTTPRequestHandler):
         data, type_ = self.server.pictures.encoded(self.place, kind)
         self.body(data, ("Content-Type", type_), *headers)
 
-    def cut(self) -> None:
+    def half(self, of: bool) -> None:
+        """Half of a picture; `of`: the header has the length of the whole."""
         data, _ = self.server.pictures.encoded(self.place, "picture")
-        self.body(data[: len(data) // 2], length=len(data))
+        self.body(data[: len(data) // 2], length=len(data) if of else None)
 
     def redirect(self, to: str) -> None:
         self.send_response(302)
@@ -147,7 +148,8 @@ ACTIONS: dict[str, Callable[[_Handler], None]] = {
     "200mb-unsaid": _Handler.chunked,
     "html": lambda it: it.body(b"<html>This picture has moved</html>", ("Content-Type", "text/html")),
     "empty": lambda it: it.body(b""),
-    "cut-short": _Handler.cut,
+    "cut-short": lambda it: it.half(of=True),
+    "half-file": lambda it: it.half(of=False),
     "reset": _Handler.reset,
     "closed": lambda it: None,
     "not-http": lambda it: (it.wfile.write(b"SSH-2.0-OpenSSH\r\n\r\n"), None)[1],

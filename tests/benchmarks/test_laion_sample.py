@@ -102,6 +102,9 @@ def test_the_server_does_what_its_log_says(served: str, tmp_path: Path, pictures
             assert found == outcome, kind
         elif done == "html":
             assert b"<html>" in found
+        elif done == "half-file":
+            whole, _ = pictures.encoded(place, "picture")
+            assert found == whole[: len(whole) // 2]
         elif done == "12000x12000":
             assert found == server.vast()
         else:
