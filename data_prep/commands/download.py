@@ -32,9 +32,11 @@ examples:
 
 img2dataset needs Python 3.11 or 3.12 and older packages than training may: an environment of its own is fine, named by
 --img2dataset-python. Its output stands in DIR/logs. With --distributor spark or ray, workers on other machines need the
-same checkout, environment and DIR at the same paths. Proxies of the environment (http_proxy, https_proxy, all_proxy)
-are not used, as they would look up names themselves and could be sent to private addresses: run it where the internet
-is reached directly.
+same checkout, environment and DIR at the same paths, and an environment variable says where they are: RAY_ADDRESS, or
+PYSPARK_SUBMIT_ARGS='--master spark://HOST:7077 pyspark-shell' (without it, Spark uses this machine alone).
+
+Proxies of the environment (http_proxy, https_proxy, all_proxy) are not used, as they would look up names themselves and
+could be sent to private addresses: run it where the internet is reached directly.
 
 exit code: 0 all is there, 1 stopped or refused (one sentence says why), 2 wrong usage, 130 interrupted
 """

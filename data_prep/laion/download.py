@@ -139,7 +139,7 @@ def _finish(
     part.folder.mkdir(exist_ok=True)
     while missing and runs < settings.attempts:
         check_disk(part.output, settings.bounds.disk_floor)
-        with Group(_command(part, later, settings), _environment(), log, _mark(part.output)) as group:
+        with Group(_command(part, later, settings), _environment(settings.python), log, _mark(part.output)) as group:
             outcome = Watch(part, settings.bounds, tally).follow(group)
         tally.running.clear()
         problems = _take(part, missing, urls, state, tally)
@@ -236,10 +236,11 @@ def _command(part: Part, later: Sequence[Path], settings: Settings) -> list[str]
     return [settings.python, "-m", "data_prep.laion.fetch", text]
 
 
-def _environment() -> dict[str, str]:
-    """Where this checkout's modules are, also for the workers; one thread each in the libraries below."""
+def _environment(python: str) -> dict[str, str]:
+    """Where this checkout's modules are, and for Spark the Python, also for the workers; a thread each in libraries."""
     quiet = {"WANDB_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}  # which would tell others of the run
-    return {**os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1", **quiet}
+    python = os.path.abspath(python) if os.sep in python else python
+    return {"PYSPARK_PYTHON": python, **os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1", **quiet}
 
 
 def _mark(output: Path) -> str:

@@ -12,6 +12,7 @@ limits hold in every worker.
 """
 
 import functools
+import importlib
 import io
 import json
 import os
@@ -127,6 +128,10 @@ def main(text: str) -> None:
     program = sys.modules["img2dataset.main"]  # the package's own name `main` is a function
     downloader = functools.partial(GuardedDownloader, Limits(**order["limits"]), order["again"])
     vars(program).update(Downloader=downloader, Resizer=GuardedResizer)
+    if order["download"]["distributor"] == "pyspark" and "PYSPARK_SUBMIT_ARGS" in os.environ:
+        # img2dataset takes the session that is there; its own is always of this machine alone.
+        spark = importlib.import_module("pyspark.sql").SparkSession
+        spark.builder.config("spark.executorEnv.PYTHONPATH", os.environ["PYTHONPATH"]).getOrCreate()
     program.download(**order["download"])
 
 

@@ -104,6 +104,15 @@ def test_proxies_of_the_environment_are_named_and_not_used(
     assert "http_proxy and https_proxy of the environment not used" in capsys.readouterr().err
 
 
+def test_workers_of_spark_run_the_python_that_has_img2dataset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take "python3" of the path, unless its user names another."""
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    assert download._environment("python3.11")["PYSPARK_PYTHON"] == "python3.11"
+    assert download._environment("venv/bin/python")["PYSPARK_PYTHON"] == str(Path("venv/bin/python").absolute())
+    monkeypatch.setenv("PYSPARK_PYTHON", "/on/every/worker/python")
+    assert download._environment("venv/bin/python")["PYSPARK_PYTHON"] == "/on/every/worker/python"
+
+
 def test_the_line_of_progress() -> None:
     tally = Tally(shards=4, rows=400)
     tally.add({"success": 80, "HTTP 404": 20}, earlier=True)
