@@ -44,10 +44,10 @@ def run(args: argparse.Namespace) -> None:
     else:
         for shard, problem in wrong.items():
             print(f"{shard} {problem}")
-        good = f"{result['shards'] - len(wrong)} of {many(result['shards'], 'shard')} as recorded"
+        good = f"{result['shards'] - len(wrong):,} of {many(result['shards'], 'shard')} as recorded"
         speed = f"{result['megabytes_per_second']:.0f} MB/s"
         print(f"{good} ({many(result['samples'], 'sample')}, {result['bytes']:,} bytes, {speed})")
     if wrong:
         raise DataError(
-            f"{len(wrong)} of {many(result['shards'], 'shard')} not as recorded; copy again or make again what is named"
+            f"{len(wrong):,} of {many(result['shards'], 'shard')} not as recorded; copy them again or make them again"
         )

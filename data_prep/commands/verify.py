@@ -123,7 +123,7 @@ def refuse_unsound(result: "Result") -> None:
     """Raise DataError where a shard is not sound."""
     if result.unsound:
         raise DataError(
-            f"{len(result.unsound)} of {many(len(result.verdicts), 'shard')} unsound; make them again, leave them "
+            f"{len(result.unsound):,} of {many(len(result.verdicts), 'shard')} unsound; make them again, leave them "
             "out, or allow more with --max-broken and --max-flawed"
         )
 
@@ -140,7 +140,7 @@ def summary(result: "Result") -> str:
     samples = sum(verdict.report.samples for verdict in result.verdicts)
     lines += findings_of(result)
     sound = len(result.verdicts) - len(result.unsound)
-    lines.append(f"{sound} of {many(len(result.verdicts), 'shard')} sound; {many(samples, 'sample')} in all")
+    lines.append(f"{sound:,} of {many(len(result.verdicts), 'shard')} sound; {many(samples, 'sample')} in all")
     seconds = max(result.seconds, 1e-9)
     if result.bytes_read:
         megabytes, images = result.bytes_read / 1e6 / seconds, result.samples_read / seconds

@@ -39,9 +39,9 @@ def collect(root: Path, options: Options) -> Result:
     result = verify(root, options, names)
     set_aside(root, result.unsound)
     (root / SHARDS).mkdir(exist_ok=True)
-    for verdict in result.verdicts:
-        if not verdict.against and verdict.report.name.startswith(f"{PARTS}/"):
-            _take(root, verdict.report.name)
+    sound = [verdict.report.name for verdict in result.verdicts if not verdict.against]
+    for folder in {_take(root, name) for name in sound if name.startswith(f"{PARTS}/")} | {root / SHARDS}:
+        atomic.fsync(folder)
     entries = list(_entries(root, result))
     if any(entry.samples for entry in entries) or not result.unsound:
         write_lists(root / SHARDS, entries)
@@ -85,13 +85,13 @@ def _finished(root: Path, name: str) -> bool:
     )
 
 
-def _take(root: Path, name: str) -> None:
+def _take(root: Path, name: str) -> Path:
+    """Move a shard to the verified ones; returns the folder that it left."""
     source, target = root / name, root / collected_as(name)
     if target.exists():
         raise DataError(f"{source} was downloaded again though {target} is there; remove one of them")
     os.rename(source, target)
-    atomic.fsync(target.parent)
-    atomic.fsync(source.parent)
+    return source.parent
 
 
 def _entries(root: Path, result: Result) -> Iterable[ShardEntry]:

@@ -9,7 +9,7 @@ A kill before the tar moved leaves it for the next run, one after it leaves a ta
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,21 +75,23 @@ def _free(folder: Path, record: dict[str, Any]) -> tuple[str, list[str]]:
     return stem, earlier
 
 
-def manifests_of(root: Path, names: Sequence[str]) -> dict[Path, list[ShardEntry]]:
+def manifests_of(root: Path, names: Collection[str]) -> dict[Path, list[ShardEntry]]:
     """The entries of the manifests beside or above shards that name one of them, by folder below `root`."""
     found: dict[Path, list[ShardEntry]] = {}
+    wanted = frozenset(names)
     for folder in {parent for name in names for parent in Path(name).parents}:
         path = root / folder / MANIFEST
         entries = parse_manifest(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else []
-        if any(str(folder / entry.shard) in names for entry in entries):
+        if any(str(folder / entry.shard) in wanted for entry in entries):
             found[folder] = entries
     return found
 
 
-def leave_out(root: Path, names: Sequence[str]) -> None:
+def leave_out(root: Path, names: Collection[str]) -> None:
     """Write the manifests that name these shards without them; one that would name none goes."""
+    unwanted = frozenset(names)
     for folder, entries in manifests_of(root, names).items():
-        left = [entry for entry in entries if str(folder / entry.shard) not in names]
+        left = [entry for entry in entries if str(folder / entry.shard) not in unwanted]
         if left:
             write_manifest(root / folder, left)
         else:
