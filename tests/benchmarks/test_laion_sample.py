@@ -262,6 +262,17 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(("differences", "code"), [([], 0), (["row 1: lost"], 1)])
+def test_a_difference_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, differences: Any, code: int
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["laion_sample", "--output", str(tmp_path)])
+    monkeypatch.setattr(command, "check_setup", lambda: None)
+    monkeypatch.setattr(command, "sample", lambda output: {"seconds": {}, "differences": differences})
+    assert command.main() == code
+    assert json.loads((tmp_path / "result.json").read_text())["differences"] == differences
+
+
 def test_only_its_own_output_is_removed(tmp_path: Path) -> None:
     (tmp_path / "laion").mkdir()
     for name in ("laion/a", "result.json", "notes.txt"):
