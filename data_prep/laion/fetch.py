@@ -42,6 +42,7 @@ from data_prep.laion.reasons import transient  # noqa: E402
 _PNG = b"\x89PNG\r\n\x1a\n"
 _BIT_DEPTH = 24  # where a PNG's header says it
 _JPEG = b"\xff\xd8"
+_EIGHT_BITS = (b"GIF8", b"RIFF", b"BM")  # WebP is a RIFF
 _RESIZE_REASONS = ("image too small", "image area too large", "aspect ratio too large")
 _limits = Limits()
 _again: dict[str, str] = {}  # address to why it failed before
@@ -94,26 +95,44 @@ def _download(
 
 
 def _plain(data: bytes) -> bytes:
-    """The picture as img2dataset can take it: a 16-bit PNG or a turned JPEG becomes an upright 8-bit PNG."""
-    if data.startswith(_PNG) and data[_BIT_DEPTH : _BIT_DEPTH + 1] == b"\x10":
-        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
-        if pixels.dtype == np.uint16:
-            pixels = (pixels.astype(np.uint32) + 128) // 257
-        return _png(pixels.astype(np.uint8))
-    if data.startswith(_JPEG) and _turned(data):
-        return _png(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR))  # which OpenCV turns upright
-    return data
+    """The picture as img2dataset can take it: one of 16 bits or a turned JPEG becomes an upright 8-bit PNG.
+
+    Raises:
+        ValueError: pixels of another kind, of which nobody knows what is white.
+    """
+    if data.startswith(_JPEG):  # which OpenCV turns upright where it is not told to leave it as it is
+        return _png(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)) if _turned(data) else data
+    if data.startswith(_EIGHT_BITS) or (data.startswith(_PNG) and data[_BIT_DEPTH : _BIT_DEPTH + 1] != b"\x10"):
+        return data
+    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+    if pixels is None or pixels.dtype == np.uint8:
+        return data
+    if pixels.dtype != np.uint16:
+        raise ValueError(f"pixels of {pixels.dtype}")
+    return _png(((pixels.astype(np.uint32) + 128) // 257).astype(np.uint8))
 
 
 def _turned(data: bytes) -> bool:
-    """Whether EXIF says that the picture is not to be shown as it is stored."""
-    if b"Exif\0\0" not in data[:1024]:
-        return False
+    """Whether EXIF says that a JPEG is not to be shown as it is stored."""
     try:
-        tag = exifread.process_file(io.BytesIO(data), details=False, stop_tag="Image Orientation")
-        return tag["Image Orientation"].values[0] in range(2, 9)
-    except Exception:  # damaged EXIF says nothing, as for every program that shows pictures
+        tags = exifread.process_file(io.BytesIO(_exif(data)), details=False, stop_tag="Image Orientation")
+        return tags["Image Orientation"].values[0] in range(2, 9)
+    except Exception:  # none or damaged EXIF says nothing, as for every program that shows pictures
         return False
+
+
+def _exif(data: bytes) -> bytes:
+    """The EXIF block of a JPEG, wherever it stands before the scan; there may be profiles of 100 kB before it."""
+    at = 2
+    while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] != b"\xda":
+        if data[at + 1 : at + 2] == b"\xff":  # markers may be filled up
+            at += 1
+            continue
+        end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        if data[at + 1 : at + 2] == b"\xe1" and data[at + 4 : at + 10] == b"Exif\0\0":
+            return data[at + 10 : end]
+        at = end
+    return b""
 
 
 def _png(pixels: Any) -> bytes:

@@ -34,11 +34,18 @@ def jpeg(place: int, orientation: int = 1) -> bytes:
     return buffer.getvalue()
 
 
-def png16() -> bytes:
+def late_exif(place: int) -> bytes:
+    """A turned picture whose EXIF stands behind 120 kB of a profile, as large as those of printers."""
+    data = jpeg(place, orientation=3)
+    profile = b"ICC_PROFILE\0\1\1".ljust(60_000, b"\0")
+    return data[:2] + (b"\xff\xe2" + struct.pack(">H", len(profile) + 2) + profile) * 2 + data[2:]
+
+
+def sixteen_bits(kind: str) -> bytes:
     """A grey picture of 16 bits, 300 x 260, from black at the left to white at the right."""
     ramp = np.tile(np.linspace(0, 65535, 300).astype(np.uint16), (260, 1))
     buffer = io.BytesIO()
-    Image.fromarray(ramp).save(buffer, "PNG")
+    Image.fromarray(ramp).save(buffer, kind)
     return buffer.getvalue()
 
 
@@ -171,7 +178,9 @@ BEHAVIOURS: dict[str, Callable[[_Handler], None]] = {
     "good": lambda it: it.body(jpeg(it.place)),
     "slow": lambda it: (it.wait(0.2), it.body(jpeg(it.place)))[1],
     "turned": lambda it: it.body(jpeg(it.place, orientation=3)),
-    "png16": lambda it: it.body(png16()),
+    "turned-late": lambda it: it.body(late_exif(it.place)),
+    "png16": lambda it: it.body(sixteen_bits("PNG")),
+    "tiff16": lambda it: it.body(sixteen_bits("TIFF")),
     "huge": lambda it: it.body(it.server.huge),
     "html": lambda it: it.body(b"<html>Not here any more</html>", (("Content-Type", "text/html"),)),
     "empty": lambda it: it.body(b""),

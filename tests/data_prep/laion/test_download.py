@@ -42,6 +42,7 @@ from data_prep.laion.watch import Bounds
 pytestmark = pytest.mark.slow
 UNREACHABLE = re.compile(r"from versions: none|NewConnectionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError")
 ROOT = Path(__file__).parents[3]
+GIVEN = ("good", "slow", "turned", "turned-late", "png16", "tiff16", "moved", "flaky")
 
 
 @pytest.fixture(scope="session")
@@ -109,7 +110,7 @@ def samples(output: Path) -> dict[str, dict[str, bytes]]:
 
 def expected(path: str) -> bool:
     """Whether the server gives a picture there."""
-    return path.split("/")[1] in ("good", "slow", "turned", "png16", "moved", "flaky")
+    return path.split("/")[1] in GIVEN
 
 
 def test_everything_that_answers_is_there_and_nothing_else(
@@ -138,12 +139,14 @@ def test_everything_that_answers_is_there_and_nothing_else(
         assert server.log[f"/{kind}/0"] == 1, kind
     assert [server.log[f"/{kind}/0"] for kind in ("503", "stall", "reset", "flaky", "drip")] == [3, 3, 3, 3, 1]
 
-    turned = np.asarray(Image.open(io.BytesIO(found["/turned/0"]["jpg"])).convert("RGB")).astype(int)
-    assert turned[5, 100, 2] > 150 > turned[5, 100, 0]  # blue above: upright, as a viewer would show it
-    ramp = np.asarray(Image.open(io.BytesIO(found["/png16/0"]["jpg"])).convert("L")).astype(int)
-    assert ramp[100, 3] < 20
-    assert 100 < ramp[100, ramp.shape[1] // 2] < 155
-    assert ramp[100, -3] > 235
+    for kind in ("turned", "turned-late"):
+        turned = np.asarray(Image.open(io.BytesIO(found[f"/{kind}/0"]["jpg"])).convert("RGB")).astype(int)
+        assert turned[5, 100, 2] > 150 > turned[5, 100, 0], kind  # blue above: upright, as a viewer would show it
+    for kind in ("png16", "tiff16"):
+        ramp = np.asarray(Image.open(io.BytesIO(found[f"/{kind}/0"]["jpg"])).convert("L")).astype(int)
+        assert ramp[100, 3] < 20, kind
+        assert 100 < ramp[100, ramp.shape[1] // 2] < 155, kind
+        assert ramp[100, -3] > 235, kind
 
 
 def test_a_second_call_changes_and_fetches_nothing(
