@@ -75,7 +75,9 @@ def add_download_arguments(parser: argparse.ArgumentParser) -> None:
     memory = f"{available() * 3 // 4 >> 20}M"
     number("--memory-limit", size, memory, "of all its processes: 3/4 of the machine's or container's", "SIZE")
     number("--disk-floor", size, "1G", "room that is left on the disk", "SIZE")
-    number("--min-success", float, bounds.min_success, "least share of the newest shards' pictures that come", "SHARE")
+    number(
+        "--min-success", float, bounds.min_success, "least share of the newest shards that comes; a retry: any", "SHARE"
+    )
     number("--attempts", int, settings.attempts, "runs of a part without a new shard before it is given up")
     parser.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="every N-th part, from the I-th")
     parser.add_argument(

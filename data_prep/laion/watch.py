@@ -81,11 +81,15 @@ class Watch:
         self.tally.show()
 
     def _check_success(self) -> None:
-        """Stop where hardly anything comes, and leave those shards to be downloaded again."""
+        """Stop where hardly anything comes, and leave those shards to be downloaded again.
+
+        Of what failed before most may fail again: a retry stops where nothing comes at all.
+        """
         total = Counter[str]()
         for _, reasons in self._newest:
             total += reasons
-        if total.total() < ENOUGH or total[SUCCESS] >= self.bounds.min_success * total.total():
+        least = self.bounds.min_success * total.total()
+        if total.total() < ENOUGH or total[SUCCESS] >= (min(least, 1) if self.part.generation else least):
             return
         for shard, _ in self._newest:
             discard(self.part, shard)

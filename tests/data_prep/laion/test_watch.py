@@ -1,10 +1,12 @@
 """When a run of img2dataset is ended: a clock and a group of processes stand in for the real ones."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from data_prep.errors import DataError
 from data_prep.laion import watch
 from data_prep.laion.layout import Part
 from data_prep.laion.tally import Tally
@@ -27,6 +29,27 @@ class StandIn:
 
     def monotonic(self) -> float:
         return float(self.now)
+
+
+@pytest.mark.parametrize(
+    ("generation", "came", "stops"),
+    [(0, 4, True), (0, 5, False), (1, 1, False), (1, 0, True)],
+)
+def test_hardly_anything_comes(tmp_path: Path, generation: int, came: int, stops: bool) -> None:
+    part = Part(tmp_path, "00000", generation, "00000.parquet", 100, "", 100)
+    part.folder.mkdir(parents=True)
+    stats = part.file_of(0, "_stats.json")
+
+    def acts(now: int) -> None:
+        stats.write_text(json.dumps({"status_dict": {"success": came, "DNS": 100 - came}}))
+
+    watched = Watch(part, Bounds(stall=60, memory_limit=1, disk_floor=0, min_success=0.05), Tally(1, 100))
+    if stops:
+        with pytest.raises(DataError, match=rf"of the newest 100 pictures .* only {came} came \(DNS"):
+            watched.follow(StandIn(3, acts))  # type: ignore[arg-type]
+    else:
+        assert watched.follow(StandIn(3, acts)) == "ended"  # type: ignore[arg-type]
+    assert stats.exists() != stops  # it is to be made again
 
 
 @pytest.mark.parametrize(
