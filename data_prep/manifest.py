@@ -19,6 +19,7 @@ from data_prep import atomic
 from data_prep.errors import DataError
 
 MANIFEST = "manifest.jsonl"
+_NO_NAME = re.compile(r"[\\\x00-\x1f\ud800-\udc7f\udd00-\udfff]")  # DC80 to DCFF stand for bytes of a name
 
 
 @dataclass(frozen=True)
@@ -105,12 +106,12 @@ def _parse_line(line: str, where: str) -> ShardEntry:
     """One manifest line to an entry; `where` starts the error message."""
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not JSON ({error})") from None
     if not isinstance(record, dict):
         raise DataError(f"{where}: expected an object, found {type(record).__name__}")
     shard = _field(record, "shard", str, where)
-    if re.search(r"[\\\x00-\x1f]", shard) or not {"", ".", ".."}.isdisjoint(shard.split("/")):
+    if _NO_NAME.search(shard) or not {"", ".", ".."}.isdisjoint(shard.split("/")):
         raise DataError(
             f"{where}: 'shard' must be a plain file name, or a path below the manifest's folder, found {shard!r}"
         )

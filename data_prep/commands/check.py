@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """The check subcommand."""
     from data_prep.laion.check import check
+    from data_prep.laion.findings import printable
 
     if args.workers < 1:
         raise UsageError(f"--workers must be at least 1, found {args.workers}")
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
         print(json.dumps(result))
     else:
         for shard, problem in wrong.items():
-            print(f"{shard} {problem}")
+            print(f"{printable(shard)} {problem}")
         good = f"{result['shards'] - len(wrong):,} of {many(result['shards'], 'shard')} as recorded"
         speed = f"{result['megabytes_per_second']:.0f} MB/s"
         print(f"{good} ({many(result['samples'], 'sample')}, {result['bytes']:,} bytes, {speed})")

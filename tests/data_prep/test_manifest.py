@@ -52,6 +52,7 @@ def test_sha256_file(tmp_path: Path) -> None:
     ("line", "complaint"),
     [
         ("{", "line 2: not JSON"),
+        ("[" * 100_000, "line 2: not JSON"),
         ("[1]", "line 2: expected an object, found list"),
         ({"bytes": 3, "sha256": HASH, "samples": 1}, "line 2: 'shard' is missing"),
         ({"shard": 7, "bytes": 3, "sha256": HASH, "samples": 1}, "line 2: 'shard' must be str, found 7"),
@@ -63,7 +64,19 @@ def test_sha256_file(tmp_path: Path) -> None:
         ({**asdict(entry()), "failures": [1]}, "line 2: 'failures' must be counts by reason"),
         *[
             ({"shard": name, "bytes": 3, "sha256": HASH, "samples": 1}, "line 2: 'shard' must be a plain file name")
-            for name in ("../a.tar", "/etc/passwd", "a\\b.tar", "..", "", "a\0b", "a/../b", "a//b", "./a", "a/")
+            for name in (
+                "../a.tar",
+                "/etc/passwd",
+                "a\\b.tar",
+                "..",
+                "",
+                "a\0b",
+                "a/../b",
+                "a//b",
+                "./a",
+                "a/",
+                "\ud800.tar",
+            )
         ],
     ],
 )

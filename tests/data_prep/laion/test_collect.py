@@ -19,7 +19,7 @@ from data_prep.laion.check import check
 from data_prep.laion.collect import collect
 from data_prep.laion.names import collected_as, downloaded_as
 from data_prep.laion.verify import Options, verify
-from data_prep.manifest import MANIFEST, read_manifest
+from data_prep.manifest import MANIFEST, ShardEntry, read_manifest, write_manifest
 
 ALONE = Options(workers=1)
 
@@ -290,6 +290,12 @@ def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert json.loads(out)["wrong"] == wrong
     assert "error: 3 of 3 shards not as recorded" in err
+
+
+def test_check_of_a_shard_whose_name_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_manifest(tmp_path, [ShardEntry("\udcff\x7f.tar", 3, "0" * 64, 1)])
+    assert main(["check", str(tmp_path), "--workers", "1"]) == 1
+    assert "\\udcff\\x7f.tar is missing" in capsys.readouterr().out
 
 
 def test_check_of_no_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
