@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,16 +100,20 @@ def options_of(args: argparse.Namespace, state: Path | None) -> "Options":
 
 def run(args: argparse.Namespace) -> None:
     """The verify subcommand."""
+    from data_prep.laion.alone import alone
+    from data_prep.laion.names import PARTS
     from data_prep.laion.quarantine import set_aside
     from data_prep.laion.reencode import repair
     from data_prep.laion.verify import as_json, verify
 
     options = options_of(args, args.state)
-    result = verify(args.folder, options)
-    if args.reencode:
-        result = repair(args.folder, result, options)
-    if args.quarantine:
-        set_aside(args.folder, result.unsound)
+    ours = (args.quarantine or args.reencode) and (args.folder / PARTS).is_dir()
+    with alone(args.folder) if ours else nullcontext():
+        result = verify(args.folder, options)
+        if args.reencode:
+            result = repair(args.folder, result, options)
+        if args.quarantine:
+            set_aside(args.folder, result.unsound)
     print(json.dumps(as_json(result)) if args.json else summary(result))
     refuse_unsound(result)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from data_prep import atomic
 from data_prep.errors import DataError
+from data_prep.laion.alone import alone
 from data_prep.laion.names import PARTS, SHARDS, collected_as, downloaded_as
 from data_prep.laion.quarantine import set_aside
 from data_prep.laion.verify import Options, Result, shards_under, verify
@@ -24,15 +25,20 @@ SIZES = "sizes.json"
 
 
 def collect(root: Path, options: Options) -> Result:
-    """Verify, move and record; to be called when no download of `root` is running.
+    """Verify, move and record.
 
     Returns:
         The verdicts, with the names that the shards had before. There is no manifest where no sound one has a sample.
 
     Raises:
-        DataError: nothing was downloaded, all is sound and holds no sample, or a shard of a name that is collected was
-            downloaded again.
+        DataError: a download of `root` is running, nothing was downloaded, all is sound and holds no sample, or a shard
+            of a name that is collected was downloaded again.
     """
+    with alone(root):
+        return _collect(root, options)
+
+
+def _collect(root: Path, options: Options) -> Result:
     names = [name for name in shards_under(root) if name.startswith(f"{SHARDS}/") or _finished(root, name)]
     if not names:
         raise DataError(f"{root} has no downloaded shard; run: python -m data_prep download, first")

@@ -7,8 +7,6 @@ compared again with the plan at the start, so nothing depends on how the last ca
 touched again; a shard that img2dataset reports but that is not whole is removed and made anew.
 """
 
-import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -16,13 +14,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.request import getproxies_environment
 
 from data_prep.errors import DataError
+from data_prep.laion.alone import alone
 from data_prep.laion.finished import UnfinishedError, check, discard, urls_of
 from data_prep.laion.group import Group, end_marked
 from data_prep.laion.http import Limits
@@ -84,7 +83,7 @@ def download(output: Path, settings: Settings) -> dict[str, Any]:
     chosen = [part for part in parts if int(part.number) % of == index - 1]
     _check_program(settings.python)
     _warn_of_proxies()
-    with _alone(output):
+    with alone(output):
         end_marked(_mark(output))
         state = State.read(output, settings.image_size)
         tally = Tally(sum(part.shards for part in chosen), sum(part.rows for part in chosen))
@@ -270,18 +269,3 @@ def _warn_of_proxies() -> None:
             file=sys.stderr,
             flush=True,
         )
-
-
-@contextlib.contextmanager
-def _alone(output: Path) -> Iterator[None]:
-    """Hold the folder's lock, which goes with the process, or refuse."""
-    (output / "parts").mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(output / "parts", os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError(f"another process is downloading to {output} now; wait for it to end") from None
-        yield
-    finally:
-        os.close(descriptor)

@@ -30,7 +30,7 @@ class State:
         path = output / STATE
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
-            made, parts = record["image_size"], record["parts"]
+            made, parts = record["image_size"], dict(record["parts"])
         except (FileNotFoundError, ValueError, LookupError, TypeError):  # then the shards are compared again
             made, parts = image_size, {}
         if made != image_size:

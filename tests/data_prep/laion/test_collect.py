@@ -15,6 +15,7 @@ from data_prep.__main__ import main
 from data_prep.errors import DataError
 from data_prep.laion import findings as why
 from data_prep.laion.adopt import adopt
+from data_prep.laion.alone import alone
 from data_prep.laion.check import check
 from data_prep.laion.collect import collect
 from data_prep.laion.names import collected_as, downloaded_as
@@ -194,6 +195,22 @@ def test_a_name_that_is_collected_is_not_overwritten(tmp_path: Path) -> None:
     write_record(tmp_path / "parts/00000/00000.tar", [f"{n:09d}" for n in range(70, 74)])
     with pytest.raises(DataError, match="was downloaded again though"):
         collect(tmp_path, ALONE)
+
+
+def test_while_it_is_downloaded_nothing_is_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sound = download(tmp_path)
+    before = tars(tmp_path)
+    with alone(tmp_path):
+        with pytest.raises(DataError, match="another process is downloading to"):
+            collect(tmp_path, ALONE)
+        for option in ("--quarantine", "--reencode"):
+            assert main(["verify", str(tmp_path), "--workers", "1", option]) == 1
+            assert "another process is downloading to" in capsys.readouterr().err
+        assert main(["verify", str(tmp_path), "--workers", "1"]) == 1  # looking is free
+        assert "4 of 6 shards sound" in capsys.readouterr().out
+    assert tars(tmp_path) == before
+    collect(tmp_path, ALONE)
+    assert {path.name for path in (tmp_path / "shards").glob("*.tar")} >= sound.keys()
 
 
 def test_nothing_to_collect(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_proxies_of_the_environment_are_named_and_not_used(
         raise StoppedError
 
     monkeypatch.setattr(download, "_check_program", lambda python: None)
-    monkeypatch.setattr(download, "_alone", stop)
+    monkeypatch.setattr(download, "alone", stop)
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
