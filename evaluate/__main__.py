@@ -8,12 +8,13 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from evaluate.commands import attention, compare, dispersion, probe, report, retrieval, scaling, zero_shot
+from evaluate.commands import attention, compare, dispersion, probe, report, retrieval, scaling, speed, zero_shot
 from evaluate.commands.options import add_model_configs
 from evaluate.errors import RefusedError
 
 COMMANDS = {
-    command.NAME: command for command in (zero_shot, compare, retrieval, probe, report, scaling, dispersion, attention)
+    command.NAME: command
+    for command in (zero_shot, compare, retrieval, probe, report, scaling, speed, dispersion, attention)
 }
 
 

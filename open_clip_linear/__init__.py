@@ -23,6 +23,7 @@ from open_clip_linear.attention import (
     VisionLayout,
     register_attention,
 )
+from open_clip_linear.attention.functional import linear_attention, linear_attention_qkvpacked
 from open_clip_linear.checkpoint import KindMismatchError
 from open_clip_linear.registry import Registration, add_model_configs, register
 from open_clip_linear.spec import AttentionSpec, Pattern, SpecError, parse_pattern, parse_spec
@@ -42,6 +43,8 @@ __all__ = [
     "TextLayout",
     "VisionLayout",
     "add_model_configs",
+    "linear_attention",
+    "linear_attention_qkvpacked",
     "parse_pattern",
     "parse_spec",
     "register",

@@ -116,14 +116,15 @@ def keep_layer(
 
 def listen_to_ours(module: nn.Module, keep: Keep) -> Callable[[], None]:
     """Give `keep` what the module's kernel gets; returns what ends it."""
-    original: Any = module.attend
+    original: Any = module.attend_packed
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
+    def attend_packed(qkv_BN3HD: Tensor, valid: Tensor | None) -> Tensor:
+        q, k, _ = qkv_BN3HD.permute(2, 0, 3, 1, 4)
         keep(q, k)
-        return original(q, k, v, valid)
+        return original(qkv_BN3HD, valid)
 
-    module.attend = attend  # type: ignore[assignment]  # on the instance, in front of the class's
-    return partial(delattr, module, "attend")
+    module.attend_packed = attend_packed  # type: ignore[assignment]  # on the instance, in front of the class's
+    return partial(delattr, module, "attend_packed")
 
 
 def listen_to_stock(module: nn.Module, keep: Keep) -> Callable[[], None]:

@@ -17,6 +17,9 @@ from open_clip import transformer as openclip
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from open_clip_linear.kernels.chunked import widen
+from open_clip_linear.kernels.form import MIN_NORM
+
 
 @dataclass(frozen=True)
 class VisionLayout:
@@ -106,14 +109,9 @@ Option = Choice | Integer
 Value = str | int
 
 
-def widen(x: Tensor) -> Tensor:
-    """`x` in float32 or, where it is float64 already, unchanged: the dtype sums over tokens are taken in."""
-    return x if x.dtype == torch.float64 else x.float()
-
-
 def unit(x: Tensor) -> Tensor:
     """x / max(‖x‖₂, 1e-12) over the last dimension, in float32 or wider; a zero row stays zero."""
-    return F.normalize(widen(x), dim=-1, eps=1e-12)
+    return F.normalize(widen(x), dim=-1, eps=MIN_NORM)
 
 
 def no_autocast(device_type: str) -> AbstractContextManager[Any]:
@@ -216,13 +214,18 @@ class Attention(openclip.Attention, ABC):
         B, N, C = x_BNC.shape
         valid_BN = read_mask(self.layout, attn_mask, B, N)
         qkv = F.linear(x_BNC, self.in_proj_weight, self.in_proj_bias)
-        # One copy here spares the kernels, which would copy the strided views several times.
-        q, k, v = qkv.view(B, N, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).contiguous()
         # The kernels choose their own precision; autocast would cast the token sums down to bf16 again.
         with no_autocast(x_BNC.device.type):
-            o_BHND = self.attend(q, k, v, valid_BN)
+            o_BNHD = self.attend_packed(qkv.view(B, N, 3, self.num_heads, self.head_dim), valid_BN)
+        return self.out_proj(o_BNHD.reshape(B, N, C))
+
+    def attend_packed(self, qkv_BN3HD: Tensor, valid_BN: Tensor | None) -> Tensor:
+        """`attend` on q, k and v as the projection gives them: (B, N, 3, H, D) → (B, N, H, D)."""
+        # One copy here spares the kernels, which would copy the strided views several times.
+        q, k, v = qkv_BN3HD.permute(2, 0, 3, 1, 4).contiguous()
+        o_BHND = self.attend(q, k, v, valid_BN)
         # Heads and tokens in each other's place would be reshaped without a word, and mix tokens.
         if not isinstance(o_BHND, Tensor) or o_BHND.shape != v.shape or o_BHND.dtype != v.dtype:
             found = f"{o_BHND.dtype} {tuple(o_BHND.shape)}" if isinstance(o_BHND, Tensor) else type(o_BHND).__name__
             raise TypeError(f"{self.kind}: attend must return {v.dtype} {tuple(v.shape)} like v, but returned {found}")
-        return self.out_proj(o_BHND.transpose(1, 2).reshape(B, N, C))
+        return o_BHND.transpose(1, 2)

@@ -7,20 +7,14 @@ for training in bf16 or in text towers.
 Cost per head: 4·N·D² FLOPs forward; causal, see `sums`.
 """
 
-import torch
+from typing import Any
+
 from torch import Tensor
 
-from open_clip_linear.attention.base import Attention, Choice, Layout, Value, unit, widen
+from open_clip_linear.attention.affine import AffineAttention
+from open_clip_linear.attention.base import Choice, Layout, Value, unit, widen
 from open_clip_linear.attention.sums import count_seen, hide, product_seen, sum_seen
-
-MIN_DENOMINATOR = 1e-6
-
-
-def clamp_denominator(d: Tensor, signed: bool) -> Tensor:
-    """max(d, 1e-6), or sign(d)·max(|d|, 1e-6) with sign(0) = 1 where the kernel may be negative."""
-    if not signed:
-        return d.clamp(min=MIN_DENOMINATOR)
-    return torch.where(d < 0, d.clamp(max=-MIN_DENOMINATOR), d.clamp(min=MIN_DENOMINATOR))
+from open_clip_linear.kernels.chunked import clamp_denominator
 
 
 def eq4_attention(
@@ -53,7 +47,7 @@ def eq4_attention(
     return o_BHND.to(q_BHND.dtype)
 
 
-class Eq4(Attention):
+class Eq4(AffineAttention):
     """Affine-kernel linear attention with the denominator."""
 
     kind = "eq4"
@@ -68,6 +62,10 @@ class Eq4(Attention):
     @classmethod
     def weight_sum(cls, keys: float, **options: Value) -> float:
         return keys / 2 if options["gain"] == "half_n" else 1.0
+
+    @property
+    def fast(self) -> dict[str, Any]:
+        return {"kind": "eq4", "scale": self.gain, "norm": self.norm}
 
     def attend(self, q_BHND: Tensor, k_BHND: Tensor, v_BHND: Tensor, valid_BN: Tensor | None) -> Tensor:
         return eq4_attention(q_BHND, k_BHND, v_BHND, self.norm, self.gain, self.layout.causal, valid_BN)

@@ -6,11 +6,13 @@ Causal, row i divides by the i keys it sees. Cost per head: 4·N·D² FLOPs forw
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from open_clip_linear.attention.base import Attention, Choice, Layout, Value, unit, widen
+from open_clip_linear.attention.affine import AffineAttention
+from open_clip_linear.attention.base import Choice, Layout, Value, unit, widen
 from open_clip_linear.attention.sums import count_seen, hide, product_seen, sum_seen
 
 
@@ -42,7 +44,7 @@ def eq7_attention(
     return (o_BHND * factor).to(q_BHND.dtype)
 
 
-class Eq7(Attention):
+class Eq7(AffineAttention):
     """Affine-kernel linear attention without the denominator.
 
     With `scale=learned` the parameter is `log_gain` (H,): the logarithm, so that an optimizer moves a gain of N as
@@ -70,6 +72,10 @@ class Eq7(Attention):
     @classmethod
     def weight_sum(cls, keys: float, **options: Value) -> float:
         return keys / 2 if options["scale"] == "half" else 0.5
+
+    @property
+    def fast(self) -> dict[str, Any]:
+        return {"kind": "eq7", "scale": "mean" if self.mean else "half", "log_gain": self.log_gain}
 
     def attend(self, q_BHND: Tensor, k_BHND: Tensor, v_BHND: Tensor, valid_BN: Tensor | None) -> Tensor:
         return eq7_attention(q_BHND, k_BHND, v_BHND, self.mean, self.log_gain, self.layout.causal, valid_BN)

@@ -5,9 +5,12 @@ but may be negative: the repair of Eq. 4 and Eq. 7 that keeps a linear cost. Cau
 their mean in place of N and k̄. Cost per head: 4·N·D² FLOPs forward; causal, see `sums`.
 """
 
+from typing import Any
+
 from torch import Tensor
 
-from open_clip_linear.attention.base import Attention, widen
+from open_clip_linear.attention.affine import AffineAttention
+from open_clip_linear.attention.base import widen
 from open_clip_linear.attention.sums import count_seen, hide, product_seen, sum_seen
 
 
@@ -34,11 +37,15 @@ def inline_attention(
     return (mean_v + product * D**-0.5).to(q_BHND.dtype)
 
 
-class Inline(Attention):
+class Inline(AffineAttention):
     """Injective linear attention; no options."""
 
     kind = "inline"
     text = True
+
+    @property
+    def fast(self) -> dict[str, Any]:
+        return {"kind": "inline", "scale": "mean"}
 
     def attend(self, q_BHND: Tensor, k_BHND: Tensor, v_BHND: Tensor, valid_BN: Tensor | None) -> Tensor:
         return inline_attention(q_BHND, k_BHND, v_BHND, self.layout.causal, valid_BN)

@@ -20,18 +20,13 @@ from open_clip_linear.attention.eq4 import eq4_attention
 from open_clip_linear.attention.eq7 import eq7_attention
 from open_clip_linear.attention.softmax import softmax_attention
 from open_clip_linear.attention.sums import count_seen, hide, sum_seen
+from open_clip_linear.kernels.windows import spans, window_attention
 
 LOCAL_KERNELS: dict[str, Callable[..., Tensor]] = {
     "softmax": softmax_attention,
     "eq4": eq4_attention,
     "eq7": partial(eq7_attention, mean=True),
 }
-
-
-def spans(size: int, window: int) -> list[tuple[int, int, int]]:
-    """(start, end, window) of the runs of equal windows along one side: the whole ones, then the shorter rest."""
-    whole = size - size % window
-    return [(a, b, w) for a, b, w in ((0, whole, window), (whole, size, size - whole)) if b > a]
 
 
 def windows_attention(
@@ -85,12 +80,7 @@ def sema_attention(
     """
     B, H, N, D = q_BHND.shape
     if isinstance(layout, VisionLayout):
-        if layout.tokens != N:
-            raise ValueError(
-                f"sema was built for {layout.tokens} tokens ({layout.prefix} + {layout.grid[0]}x{layout.grid[1]} "
-                f"patches) but got {N}; build the model for this image size (force_image_size) and without patch "
-                "dropout"
-            )
+        check_tokens(layout, N)
         first, last, grid = layout.prefix, N, layout.grid
     else:
         first, last = 0, N - int(layout.class_token)
@@ -110,6 +100,16 @@ def sema_attention(
     mean_v = sum_seen(v_BHND, layout.causal) / count_seen(v_BHND, layout.causal, valid_BN)
     o_BHND = torch.cat(parts, dim=2) if parts else torch.zeros_like(v_BHND)
     return (o_BHND + mean_v).to(q_BHND.dtype)
+
+
+def check_tokens(layout: VisionLayout, tokens: int) -> None:
+    """Raise ValueError unless there are as many tokens as the grid has, and the ones before it."""
+    if layout.tokens != tokens:
+        raise ValueError(
+            f"sema was built for {layout.tokens} tokens ({layout.prefix} + {layout.grid[0]}x{layout.grid[1]} "
+            f"patches) but got {tokens}; build the model for this image size (force_image_size) and without patch "
+            "dropout"
+        )
 
 
 class Sema(Attention):
@@ -135,6 +135,15 @@ class Sema(Attention):
     @classmethod
     def weight_sum(cls, keys: float, **options: Value) -> float:
         return 1.5 if options["local"] == "eq7" else 2.0
+
+    def attend_packed(self, qkv_BN3HD: Tensor, valid_BN: Tensor | None) -> Tensor:
+        layout = self.layout
+        # Elsewhere PyTorch's fused kernels on whole windows are faster than many small products.
+        if qkv_BN3HD.device.type != "cpu" or not isinstance(layout, VisionLayout) or self.local != "softmax":
+            return super().attend_packed(qkv_BN3HD, valid_BN)
+        check_tokens(layout, qkv_BN3HD.shape[1])
+        q, k, v = qkv_BN3HD.permute(2, 0, 3, 1, 4)
+        return window_attention(q, k, v, grid=layout.grid, prefix=layout.prefix, window=self.window)
 
     def attend(self, q_BHND: Tensor, k_BHND: Tensor, v_BHND: Tensor, valid_BN: Tensor | None) -> Tensor:
         return sema_attention(q_BHND, k_BHND, v_BHND, self.layout, self.window, self.local, valid_BN)

@@ -72,7 +72,7 @@ def test_a_recorded_tower_of_several_kinds() -> None:
         v = F.linear(x, module.in_proj_weight[2 * H * D :], module.in_proj_bias[2 * H * D :])
         o = whole(layer) @ v.unflatten(-1, (H, D)).transpose(1, 2)
         torch.testing.assert_close(module.out_proj(o.transpose(1, 2).flatten(2)), output, atol=1e-11, rtol=1e-11)
-        assert "attend" not in vars(module)  # the tower is as it was
+        assert "attend_packed" not in vars(module)  # the tower is as it was
 
 
 def test_a_stock_tower_gives_the_weights_that_pytorch_gives() -> None:

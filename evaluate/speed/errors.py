@@ -1,0 +1,33 @@
+"""Rounding errors beside float64: of outputs and of gradients, as rms over the rms of what is exact."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from evaluate.speed.operators import Attend, Case, attend, exact, inputs
+
+LONGEST = 16_385  # of softmax, whose exact form costs N² in float64
+
+
+def error_of(case: Case, step: str) -> float | None:
+    """The error of the output, or the largest of the three gradients'; None where float64 would take too long."""
+    if case.kind == "softmax" and case.n > LONGEST:
+        return None
+    heads = 1 if case.n > 1025 else 2
+    tensors = inputs(replace(case, heads=heads), grad=step != "forward")
+    wide = [t.detach().double().requires_grad_(t.requires_grad) for t in tensors]
+    cotangent = torch.randn(tensors[0].shape, generator=torch.Generator().manual_seed(1)).to(tensors[0])
+    found = _outcome(attend(case.kind, case.n), tensors, None if step == "forward" else cotangent)
+    expected = _outcome(exact(case.kind, case.n), wide, None if step == "forward" else cotangent.double())
+    return max(_relative(f, e) for f, e in zip(found, expected, strict=True))
+
+
+def _outcome(fn: Attend, tensors: list[Tensor], cotangent: Tensor | None) -> list[Tensor]:
+    o = fn(*tensors)
+    return [o] if cotangent is None else list(torch.autograd.grad(o, tensors, cotangent))
+
+
+def _relative(found: Tensor, expected: Tensor) -> float:
+    found, expected = found.detach().double(), expected.detach()
+    return float((found - expected).square().mean().sqrt() / expected.square().mean().sqrt())
