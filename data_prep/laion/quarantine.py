@@ -47,7 +47,7 @@ def _move(root: Path, verdict: Verdict) -> None:
         os.rename(root / name, folder / f"{stem}.tar")
         atomic.fsync((root / name).parent)
     beside = root / (downloaded_as(name) or name)
-    for suffix in RECORDS:
+    for suffix in RECORDS if not beside.exists() else ():  # where it is, they are of a shard downloaded since
         source = beside.with_name(beside.stem + suffix)
         if source.exists():
             os.rename(source, folder / f"{stem}{suffix}")

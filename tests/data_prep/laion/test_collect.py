@@ -164,6 +164,19 @@ def test_a_collected_shard_that_is_gone_is_made_again(tmp_path: Path) -> None:
     assert not collect(tmp_path, ALONE).unsound
 
 
+def test_a_collected_shard_that_is_gone_and_was_made_again_already(tmp_path: Path) -> None:
+    download(tmp_path)
+    collect(tmp_path, ALONE)
+    manifest = (tmp_path / "shards" / MANIFEST).read_bytes()
+    (tmp_path / "shards/00000-00000.tar").unlink()
+    table = downloaded(tmp_path / "parts/00000", 0).with_suffix(".parquet")
+    assert [verdict.report.name for verdict in collect(tmp_path, ALONE).unsound] == ["shards/00000-00000.tar"]
+    assert table.exists()
+    assert (tmp_path / "parts/00000/00000_stats.json").exists()
+    assert (tmp_path / "shards" / MANIFEST).read_bytes() == manifest
+    assert not collect(tmp_path, ALONE).unsound
+
+
 def test_put_aside_again_and_again(tmp_path: Path) -> None:
     """Every reason is kept, of the shards the newest two."""
     folder = tmp_path / "quarantine"
