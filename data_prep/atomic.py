@@ -7,6 +7,7 @@ Everything goes to a temporary name beside the final one, reaches the disk (fsyn
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -18,8 +19,8 @@ from data_prep.errors import DataError
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Write `text` as UTF-8 to `path`, replacing an earlier file in one step."""
-    write_bytes(path, text.encode("utf-8"))
+    """Write `text` as UTF-8 to `path`, replacing an earlier file in one step; a file name's odd bytes as `\\udce9`."""
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 def write_bytes(path: Path | str, data: bytes) -> None:
@@ -39,8 +40,10 @@ def writing(path: Path | str) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+            error.filename = str(path)  # writes do not say where the disk is full
         raise
     fsync(path.parent)
 

@@ -4,7 +4,9 @@ Exit codes: 0 done, 1 refused or failed (one sentence on stderr), 2 the command 
 """
 
 import argparse
+import io
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
@@ -38,11 +40,17 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code. Command-line mistakes end in SystemExit(2), as argparse does."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):  # file names may hold bytes that are no UTF-8
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     args = parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     try:
         add_model_configs(args.model_configs)
         COMMANDS[args.subcommand].run(args, argv)
+    except BrokenPipeError:  # whoever read the output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (RefusedError, OSError) as error:
         from evaluate.ranks import is_first
 

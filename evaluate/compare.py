@@ -18,8 +18,9 @@ import torch
 
 from evaluate import metrics
 from evaluate.errors import RefusedError
-from evaluate.result import unpacked_hits
+from evaluate.result import FORMAT, checked_hits
 
+NEEDED = ("hits", "lists", "classes", "results", "model")
 PROTOCOL = ("templates", "decoder", "image_size", "precision")  # of a result, and what else its figures depend on
 
 
@@ -33,46 +34,40 @@ def read_result(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RefusedError(f"{path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RefusedError(f"{path} is not JSON ({error}). Give a result of `evaluate zero-shot`.") from error
-    missing = [
-        name for name in ("hits", "lists", "classes", "model") if not isinstance(found, dict) or name not in found
-    ]
+    missing = [name for name in NEEDED if not isinstance(found, dict) or name not in found]
     if missing:
         raise RefusedError(
             f"{path} has no {', '.join(missing)}: it is no zero-shot result, or one of an older version."
         )
-    if not all(isinstance(found[name], dict) for name in ("hits", "lists", "classes")):
+    if found.get("format") != FORMAT:
+        raise RefusedError(f"{path} has format {found.get('format')}, this version reads {FORMAT}.")
+    if not all(isinstance(found[name], dict) for name in NEEDED if name != "model"):
         raise RefusedError(f"{path} is not as `evaluate zero-shot` writes it. Evaluate the checkpoint again.")
     try:
-        found["hits"] = {name: unpacked_hits(packed) for name, packed in found["hits"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RefusedError(f"{path}: its hits are damaged ({error!r}). Evaluate the checkpoint again.") from error
-    for name, hits in found["hits"].items():
-        figures = found.get("results", {}).get(name)
-        if figures and _shares(hits) != (figures["top1"], figures["top5"], figures["n"]):
-            raise RefusedError(f"{path}: the hits of {name} do not give its figures. Evaluate the checkpoint again.")
+        found["hits"] = checked_hits(found)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise RefusedError(f"{path} is damaged or was edited ({error}). Evaluate the checkpoint again.") from error
     return found | {"path": str(path)}
-
-
-def _shares(hits: Mapping[str, np.ndarray]) -> tuple[float, float, int]:
-    """Top-1 and top-5 in percent and the number of pictures, as a result states them."""
-    readable = hits["readable"]
-    top1, top5 = (metrics.percent(torch.from_numpy(hits[name][readable])) for name in ("top1", "top5"))
-    return top1, top5, int(readable.sum())
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """What was not done alike, a sentence each: then more than the checkpoints differs."""
     return [
-        f"{name.replace('_', ' ')}: {_spelt(a.get(name))} in a and {_spelt(b.get(name))} in b."
+        f"{name.replace('_', ' ')}: {_how_differing(a.get(name), b.get(name))}."
         for name in PROTOCOL
         if a.get(name) != b.get(name)
     ]
 
 
-def _spelt(value: Any) -> str:
-    return str(value.get("name")) if isinstance(value, dict) else str(value)
+def _how_differing(a: Any, b: Any) -> str:
+    if not (isinstance(a, dict) and isinstance(b, dict)):
+        return f"{a} in a and {b} in b"
+    ours, theirs = a.get("texts") or [], b.get("texts") or []
+    only = [text for text in ours if text not in theirs] or [text for text in theirs if text not in ours]
+    said = f"{a.get('name')} ({len(ours)} texts) in a and {b.get('name')} ({len(theirs)}) in b"
+    return f"{said}, one of them has {only[0]!r}" if only else said
 
 
 def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -27,6 +27,8 @@ from evaluate.data.pictures import Place
 from evaluate.encode import Picture, Preprocess
 from evaluate.errors import RefusedError
 
+# Where PNG and WebP say which way up a picture is.
+EXIF_MARKS = (b"eXIf", b"Raw profile type", b"XML:com.adobe.xmp", b"EXIF", b"XMP ")
 DECODERS = {False: "pillow", True: "torchvision"}  # what the result calls it
 
 
@@ -57,8 +59,8 @@ def read_otherwise(data: bytes) -> str | None:
     """What a readable picture has that `convert("RGB")` alone would show otherwise; None for ordinary ones."""
     with Image.open(io.BytesIO(data)) as header:
         # Pillow would decode a whole PNG to look for a block that is not there. TIFF it turns by itself.
-        marked = any(mark in data for mark in (b"eXIf", b"EXIF", b"XML:com.adobe.xmp", b"XMP "))  # PNG's, WebP's
-        if header.format == "JPEG" or (header.format != "TIFF" and marked):
+        marked = any(mark in data for mark in EXIF_MARKS)
+        if header.format in ("JPEG", "MPO") or (header.format != "TIFF" and marked):
             try:
                 orientation = header.getexif().get(ExifTags.Base.Orientation, 1)
             except Exception:  # a damaged block says nothing

@@ -27,6 +27,8 @@ from evaluate.sections.registry import SECTIONS
 from evaluate.sections.values import Subject, note
 from evaluate.sections.zero_shot import ZeroShot
 
+SUMMARY = "result.json"  # beside the page: the first run's figures
+
 
 def write_report(
     folders: Sequence[Path],
@@ -52,6 +54,7 @@ def write_report(
     """
     found = collect(folders)
     check_writable(output)
+    check_writable(output.with_name(SUMMARY))
     first, result = first_run(found)
     examples = None
     if root is not None:
@@ -64,7 +67,7 @@ def write_report(
     write_text(output, page.fill(parts(found, first, result, examples, root, command_line(argv))))
     written = [output]
     if first is not None and result is not None and first.train:
-        written.append(output.with_name("result.json"))
+        written.append(output.with_name(SUMMARY))
         summary = summarise(first, result, found)
         write_text(written[-1], json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     return written

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from evaluate import metrics
 from evaluate.data.read import Readied
@@ -28,6 +30,9 @@ from evaluate.models import LoadedModel, size_warning, unread_warning
 from evaluate.zero_shot import TOP_K, Measured, figures_of
 from open_clip_linear.listing import attention_kind
 
+OURS, SUMMARY = {"format", "versions", "command"}, {"checkpoint_sha256", "beside"}  # keys of results, of result.json
+PAGE = b'<meta name="generator" content="open_clip_linear">'  # of the report
+MOST_FOOTER = 1 << 20  # bytes at the end of a parquet file that name its columns
 FORMAT = 1  # raised when a name changes its meaning
 TOP_FIGURES = ("top1", "top5", "mean_per_class", "n")  # of the first set, on the result itself
 
@@ -39,14 +44,36 @@ def check_writable(path: Path, option: str = "--output", keep: Sequence[Path | N
     """
     if any(other is not None and path.resolve() == other.resolve() for other in keep):
         raise RefusedError(f"{option} {path} is a file that this command reads or writes otherwise. Choose another.")
+    if path.suffix.lower() in (*IMG_EXTENSIONS, ".tar"):
+        raise RefusedError(f"{option} {path} has the name of data. Give a name like {path.with_suffix('.json')}.")
     if path.is_dir():
         raise RefusedError(f"{option} {path} is a folder. Give a file name, for example {path / 'zero-shot.json'}.")
+    if path.exists() and not is_ours(path):
+        raise RefusedError(
+            f"{option} {path} is there and was not written by `evaluate`. Remove it, or choose another name."
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
         raise RefusedError(f"cannot write in {path.parent}: {error.strerror}. Choose another {option}.") from error
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a file is empty or what a command here wrote, so that it may be replaced: data and code are not."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(2000)
+            if not head or PAGE in head:
+                return True
+            if head.startswith(b"PAR1"):
+                file.seek(max(0, os.fstat(file.fileno()).st_size - MOST_FOOTER))
+                return b"guess_names" in file.read()
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and (content.keys() >= OURS or content.keys() >= SUMMARY)
 
 
 def command_line(argv: Sequence[str]) -> str:
@@ -121,7 +148,7 @@ def zero_shot_result(
         "root": root,
         **{name: results[dataset.sets[0].name][name] for name in TOP_FIGURES},
         "bad": len(bad),
-        "partial": is_partial(dataset, listed - len(bad), protocol),
+        "partial": is_partial(dataset, listed - len(bad), any(f.chosen for f in folders)),
         "about": [*dataset.about, *filter(None, [size_warning(loaded), unread_warning(loaded)])],
         "manifests": {f.name: f.manifest_sha256 for f in folders if f.manifest_sha256},
         "list_sha256": first.folder.pictures.list_sha256,
@@ -159,11 +186,11 @@ def zero_shot_result(
     }
 
 
-def is_partial(dataset: Dataset, pictures: int, protocol: Protocol) -> bool:
+def is_partial(dataset: Dataset, pictures: int, left_out: bool) -> bool:
     """Whether the figures, of so many readable pictures, are of fewer than the set has."""
     if dataset.official is not None:
         return pictures < dataset.official
-    return protocol.limit is not None or protocol.per_class is not None
+    return left_out
 
 
 def class_facts(dataset: Dataset, folder: Readied) -> dict[str, Any]:
@@ -227,6 +254,42 @@ def unpacked_hits(packed: Mapping[str, Any]) -> dict[str, np.ndarray]:
     if len(found["labels"]) != count or (found["labels"] < 0).any():
         raise ValueError(f"expected {count} pictures, found {len(found['labels'])}")
     return found
+
+
+def checked_hits(result: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
+    """The hits of every set of a result, unpacked, after its figures were computed from them once more.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError, OverflowError: it is not as it was written.
+    """
+    found = {name: unpacked_hits(packed) for name, packed in result["hits"].items()}
+    if found.keys() != result["results"].keys():
+        raise ValueError(f"its hits are of {list(found)}, its figures of {list(result['results'])}")
+    for name, hits in found.items():
+        figures, own = result["results"][name], figures_from(hits)
+        differing = [key for key in own if figures[key] != own[key]]
+        if differing:
+            raise ValueError(
+                f"the hits of {name} do not give its figures: {differing[0]} is {figures[differing[0]]}, by the hits "
+                f"{own[differing[0]]}"
+            )
+    first = result["results"][next(iter(found))]
+    if any(result[key] != first[key] for key in TOP_FIGURES):
+        raise ValueError("its figures are not those of its first set")
+    return found
+
+
+def figures_from(hits: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """`TOP_FIGURES` of unpacked hits."""
+    kept = hits["readable"]
+    first_N, five_N = (torch.from_numpy(hits[name][kept]) for name in ("top1", "top5"))
+    labels_N = torch.from_numpy(hits["labels"][kept].astype(np.int64))
+    return {
+        "top1": metrics.percent(first_N),
+        "top5": metrics.percent(five_N),
+        "mean_per_class": metrics.mean_per_class(first_N, labels_N),
+        "n": len(first_N),
+    }
 
 
 # --- for a terminal -------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from data_prep.errors import UsageError
 NAME = "stamps"
 HELP = "build a set of described pictures: Tux Paint's stamps from Debian"
 DESCRIPTION = """\
-Builds a set of Tux Paint's stamps, 950 pictures with English descriptions, from Debian's package of them, for retrieval
+Builds a set of Tux Paint's stamps, 949 pictures with English descriptions, from Debian's package of them, for retrieval
 and for zero-shot classification. Where apt-get is, it downloads the package (161 MB). Run again, it does nothing.
 """
 EXAMPLE = """\

@@ -37,11 +37,11 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
     from evaluate import result
     from evaluate.looking.attention import write_attention
     from evaluate.looking.pictures import find_pictures
-    from evaluate.models import check_checkpoint, load_model, model_config
+    from evaluate.models import check_checkpoint, check_image_size, load_model, model_config
 
     result.check_writable(args.output / "attention.json")
     device = pick_device(args.device)
-    model_config(args.model)
+    check_image_size(model_config(args.model), args.image_size)
     check_checkpoint(args.pretrained)
     files = find_pictures(args.images)
     loaded = load_model(args.model, args.pretrained, device=device, image_size=args.image_size)

@@ -32,7 +32,9 @@ DESCRIPTION = (
     "Zero-shot classification by OpenCLIP's protocol. Writes JSON and prints a table. Under torchrun the pictures and "
     "prompts are shared by the processes, and the figures are the same."
 )
-EXAMPLE = """example:
+EXAMPLE = """examples:
+  torchrun --nproc-per-node 8 -m evaluate zero-shot --model ViT-B-16-eq7mean --pretrained runs/b16/checkpoint.pt \\
+      --dataset imagenet1k --root /data/imagenet/val --output runs/b16/imagenet1k.json
   python -m evaluate zero-shot --model tiny-emoji-eq7mean --pretrained runs/quickstart/checkpoint.pt \\
       --dataset emoji --root data/emoji --output runs/quickstart/zero-shot.json
 """

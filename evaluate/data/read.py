@@ -11,9 +11,10 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
+from string import digits
 
 from evaluate.data import emoji, webdataset
-from evaluate.data.classes import ClassList, class_list, shared_names
+from evaluate.data.classes import THOUSAND, ClassList, class_list, shared_names
 from evaluate.data.pictures import Pictures
 from evaluate.data.remote import bring, is_address
 from evaluate.data.sets import ANY, DATASETS, EMOJI, IMAGENET_TEMPLATES, Dataset, Templates
@@ -31,6 +32,7 @@ class Readied:
     columns: dict[str, list[int]]  # set name -> class indices that take part
     groups: list[str] | None = None  # of each picture, for a row a group (emoji: its vendor)
     manifest_sha256: str | None = None
+    chosen: bool = False  # whether pictures were left out on request
 
 
 def read_dataset(
@@ -151,10 +153,12 @@ def _refuse_more(dataset: Dataset, pictures: Pictures) -> None:
 
 
 def _refuse_other_names(dataset: Dataset, pictures: Pictures) -> None:
-    """ImageNet-1k and Sketch have the same class folders; their pictures' names tell them apart."""
+    """ImageNet-1k, Sketch and V2 may have the same class folders; their pictures' names tell them apart."""
+    if dataset.classes != THOUSAND or dataset.subset or set(pictures.names[0].partition("/")[0]) <= set(digits):
+        return
+    names = [name.rpartition("/")[2] for name in pictures.names]
     for other in DATASETS.values():
-        if dataset.file_names and other.file_names not in ("", dataset.file_names):
-            names = [name.rpartition("/")[2] for name in pictures.names]
+        if other.file_names and other.file_names != dataset.file_names:
             foreign = [name for name in names if re.fullmatch(other.file_names, name)]
             if len(foreign) > len(names) / 2:
                 raise RefusedError(
@@ -171,7 +175,7 @@ def _notes(class_names: list[str]) -> list[str]:
         return []
     named = ", ".join(repr(name) for name in list(shared)[:2]) + (", …" if len(shared) > 2 else "")
     return [
-        f"{sum(shared.values()):,} of the {len(class_names):,} classes share {len(shared):,} names ({named}): "
+        f"Of the {len(class_names):,} classes {sum(shared.values()):,} have a name that another has too ({named}): "
         "top-1 cannot tell those apart."
     ]
 
@@ -186,7 +190,7 @@ def _fewer(folder: Readied, limit: int | None, per_class: int | None, seed: int)
     if len(kept) == len(folder.pictures):
         return folder
     groups = None if folder.groups is None else [folder.groups[n] for n in kept]
-    return replace(folder, pictures=folder.pictures.only(kept), groups=groups)
+    return replace(folder, pictures=folder.pictures.only(kept), groups=groups, chosen=True)
 
 
 def _of_each_class(pictures: Pictures, per_class: int, seed: int) -> list[int]:

@@ -78,8 +78,8 @@ class Files:
             self._system, self._base = fsspec.core.url_to_fs(address, **options)
         except ImportError as error:
             raise RefusedError(
-                f"{address} needs a package that is not installed ({error}): `pip install aiohttp` for https, "
-                "`pip install s3fs` for s3."
+                f"{address} needs a package that is not installed ({error}): aiohttp for https, s3fs for s3, gcsfs for "
+                "gs. Install it with pip."
             ) from error
         except ValueError as error:
             raise RefusedError(f"{address} cannot be opened ({error}).") from error

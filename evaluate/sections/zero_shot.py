@@ -9,6 +9,7 @@ from typing import Any
 from evaluate import charts
 from evaluate.data.sets import EvalSet
 from evaluate.decode import DECODERS
+from evaluate.result import checked_hits
 from evaluate.sections.values import (
     Subject,
     count,
@@ -75,6 +76,8 @@ def read(path: Path, content: Mapping[str, Any]) -> ZeroShot:
     results = {text(name): read_figures(row) for name, row in mapping(content["results"]).items()}
     if not results:
         raise ValueError("it has no figures")
+    if "hits" in content:  # versions before did not keep them
+        checked_hits(content)
     return ZeroShot(
         path=path,
         subject=Subject.of(path, content),

@@ -12,7 +12,8 @@ import pytest
 from evaluate.__main__ import main
 from evaluate.compare import compare, differences, mcnemar, read_result, table
 from evaluate.errors import RefusedError
-from evaluate.result import packed_hits, unpacked_hits
+from evaluate.result import TOP_FIGURES, packed_hits, unpacked_hits
+from evaluate.zero_shot import figures_of
 
 from .measured import folder_of, measured_of
 
@@ -30,15 +31,19 @@ def guesses(kinds: list[int]) -> dict[int, list[int]]:
     return made
 
 
-def result(path: Path, kinds: list[int], bad: tuple[int, ...] = (), **changes: Any) -> Path:
+def result(path: Path, kinds: list[int], bad: tuple[int, ...] = (), name: str = "set", **changes: Any) -> Path:
     measured = measured_of(folder_of(LABELS, NAMES), guesses(kinds), bad)
+    figures = figures_of(measured, "set")
     content = {
+        "format": 1,
         "model": path.stem,
+        **{key: figures[key] for key in TOP_FIGURES},
+        "results": {name: figures},
         "root": "here",
         "limit": None,
         "lists": {"": measured.folder.pictures.list_sha256},
         "classes": {"list": "mine", "count": 8, "sha256": "0"},
-        "hits": {"set": packed_hits(measured, "set")},
+        "hits": {name: packed_hits(measured, "set")},
     }
     path.write_text(json.dumps(content | changes))
     return path
@@ -111,7 +116,7 @@ def test_mcnemar_is_a_fair_coin() -> None:
             r"about other pictures .*there .--limit 10.*Evaluate both",
         ),
         ({"classes": {"list": "other"}}, "guess among other classes"),
-        ({"hits": {}}, "no set in common"),
+        ({"name": "other"}, "no set in common"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -126,17 +131,29 @@ def test_files_that_are_no_results_are_refused(tmp_path: Path) -> None:
         read_result(file)
     for content, message in (
         ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
         ("[]", "has no hits"),
-        ('{"model": "m"}', "has no hits, lists, classes"),
+        ('{"model": "m"}', "has no hits, lists, classes, results"),
     ):
         file.write_text(content)
         with pytest.raises(RefusedError, match=message):
             read_result(file)
     packed = json.loads(result(file, A).read_text())["hits"]["set"]
-    damages = ({"top1": "!"}, {"labels": packed["top1"]}, {"count": 11}, {"top5": None}, {"count": 1})
-    for damage in damages:
+    counts = ({"count": 11}, {"count": 1}, {"count": math.inf})
+    for damage in ({"top1": "!"}, {"labels": packed["top1"]}, {"top5": None}, *counts):
         result(file, A, hits={"set": packed | damage})
-        with pytest.raises(RefusedError, match="its hits are damaged"):
+        with pytest.raises(RefusedError, match=r"is damaged or was edited .*Evaluate the checkpoint again"):
+            read_result(file)
+    for changes, message in (
+        ({"format": 99}, "has format 99, this version reads 1"),
+        ({"results": []}, "not as `evaluate zero-shot` writes it"),
+        ({"results": {"set": [1]}}, "is damaged or was edited"),
+        ({"results": {"set": {}}}, "is damaged or was edited"),
+        ({"results": {}}, "its figures of"),
+        ({"top1": 61.0}, "not those of its first set"),
+    ):
+        result(file, A, **changes)
+        with pytest.raises(RefusedError, match=message):
             read_result(file)
 
 
@@ -153,9 +170,9 @@ def flipped(bits: str) -> str:
     return base64.b64encode(bytes(255 - octet for octet in base64.b64decode(bits))).decode()
 
 
-@pytest.mark.parametrize("how", ["all top-1 bits flipped", "cut", "other figures", "no lists"])
+@pytest.mark.parametrize("how", ["all top-1 bits flipped", "cut", "other figures", "another mean", "no lists"])
 def test_a_result_that_contradicts_itself_is_refused(tmp_path: Path, how: str) -> None:
-    path = result(tmp_path / "a.json", A, results={"set": {"top1": 60.0, "top5": 70.0, "n": 10}})
+    path = result(tmp_path / "a.json", A)
     assert read_result(path)["model"] == "a"
     content = json.loads(path.read_text())
     match how:
@@ -165,6 +182,8 @@ def test_a_result_that_contradicts_itself_is_refused(tmp_path: Path, how: str) -
             content["hits"]["set"]["top1"] = base64.b64encode(b"\x00").decode()
         case "other figures":
             content["results"]["set"]["top1"] = 61.0
+        case "another mean":
+            content["results"]["set"]["mean_per_class"] += 1
         case "no lists":
             content["lists"] = None
     path.write_text(json.dumps(content))
@@ -173,9 +192,13 @@ def test_a_result_that_contradicts_itself_is_refused(tmp_path: Path, how: str) -
 
 
 def test_other_labels_are_refused_and_another_protocol_is_said(tmp_path: Path) -> None:
-    a = read_result(result(tmp_path / "a.json", A, decoder="pillow", templates={"name": "full"}))
-    b = read_result(result(tmp_path / "b.json", B, decoder="torchvision", templates={"name": "photo"}))
-    said = ["templates: full in a and photo in b.", "decoder: pillow in a and torchvision in b."]
+    ours, theirs = {"name": "full", "texts": ["a {}", "the {}"]}, {"name": "full", "texts": ["a {}", "{}!"]}
+    a = read_result(result(tmp_path / "a.json", A, decoder="pillow", templates=ours))
+    b = read_result(result(tmp_path / "b.json", B, decoder="torchvision", templates=theirs))
+    said = [
+        "templates: full (2 texts) in a and full (2) in b, one of them has 'the {}'.",
+        "decoder: pillow in a and torchvision in b.",
+    ]
     assert differences(a, b) == said
     assert table(compare(a, b), a, b).endswith("\n".join(said))
     assert differences(a, a) == []

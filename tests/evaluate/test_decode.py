@@ -30,10 +30,10 @@ def encoded(image: Image.Image, form: str, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
-def rotated(form: str) -> bytes:
+def rotated(form: str, **options: Any) -> bytes:
     exif = Image.Exif()
     exif[0x0112] = 6
-    return encoded(RGB, form, exif=exif)
+    return encoded(RGB, form, exif=exif, **options)
 
 
 def turned_by_xmp(*, packed: bool) -> bytes:
@@ -41,6 +41,16 @@ def turned_by_xmp(*, packed: bool) -> bytes:
     text = '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
     info = PngInfo()
     info.add_itxt("XML:com.adobe.xmp", text, zip=packed)
+    return encoded(RGB, "PNG", pnginfo=info)
+
+
+def turned_by_raw_profile() -> bytes:
+    """A PNG with EXIF as hexadecimal text, as ImageMagick wrote it before PNG had a block for it."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    content = exif.tobytes()
+    info = PngInfo()
+    info.add_text("Raw profile type exif", f"\nexif\n{len(content):8}\n{content.hex()}\n", zip=True)
     return encoded(RGB, "PNG", pnginfo=info)
 
 
@@ -68,6 +78,8 @@ OTHERWISE = {
     "rotated jpeg": (rotated("JPEG"), "rotation"),
     "rotated png": (rotated("PNG"), "rotation"),
     "rotated webp": (rotated("WEBP"), "rotation"),
+    "rotated mpo": (rotated("MPO", save_all=True, append_images=[RGB]), "rotation"),
+    "rotated by a raw profile": (turned_by_raw_profile(), "rotation"),
     "rotated by xmp": (turned_by_xmp(packed=False), "rotation"),
     "rotated by packed xmp": (turned_by_xmp(packed=True), "rotation"),
     "alpha": (encoded(TRANSPARENT, "PNG"), "transparency"),

@@ -17,7 +17,10 @@ import torch
 from data_prep.manifest import read_manifest, sha256_file, write_manifest
 from evaluate.__main__ import main
 from evaluate.commands.options import add_model_configs, pick_device
+from evaluate.data.classes import class_list
 from evaluate.errors import RefusedError
+
+from .conftest import png
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 MODEL = "tiny-emoji-eq7"
@@ -65,7 +68,9 @@ def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit) as end:
         main([command, "--help"])
     assert end.value.code == 0
-    assert re.search(f"examples?:\n  python -m evaluate {command}", capsys.readouterr().out)
+    assert re.search(
+        f"examples?:\n  (python|torchrun --nproc-per-node 8) -m evaluate {command}", capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("arguments", [[], ["zero-shoot"], ["zero-shot", "--batch-size", "0"], ["report", "--run"]])
@@ -197,3 +202,20 @@ def test_an_error_of_processes_is_said_once(nano: tuple[str, Path], emoji_root: 
     assert done.returncode != 0
     assert done.stderr.count("error: ") == 1
     assert "cannot be loaded into tiny-emoji-eq7" in done.stderr
+
+
+def test_names_that_are_no_utf8_come_into_the_result(nano: tuple[str, Path], tmp_path: Path) -> None:
+    """A picture that cannot be read, with an odd byte in its name, is named at the end and nothing is lost."""
+    root = tmp_path / "a"
+    for wnid in class_list("imagenet-1k", "a").ids:
+        (root / wnid).mkdir(parents=True)
+        (root / wnid / "1.png").write_bytes(png(1, 8))
+    odd = os.fsencode(root / "n01498041") + b"/\xe9bad.png"
+    with open(odd, "wb") as file:
+        file.write(b"no picture")
+    output = tmp_path / "r.json"
+    words = ["--model", nano[0], "--pretrained", str(nano[1]), "--dataset", "imagenet-a", "--root", str(root)]
+    words += ["--templates", "photo", "--device", "cpu", "--output", str(output), "--classifier-cache", ""]
+    assert main(["zero-shot", *words]) == 0
+    assert json.loads(output.read_text())["bad_images"][0]["key"] == "\udce9bad.png"
+    assert main(["zero-shot", *words]) == 0, "its own result may be replaced"

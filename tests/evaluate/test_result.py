@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from evaluate import page
 from evaluate.data.sets import EMOJI, EvalSet, Templates, get_dataset
 from evaluate.errors import RefusedError
 from evaluate.models import load_model
@@ -23,6 +24,9 @@ ROW = {
     "interval": [8.5, 17.6],
     "ties": 0,
 }
+
+
+PARTS = ("title", "kicker", "heading", "summary", "tiles", "sections", "footer")
 
 
 def result(**changes: object) -> dict[str, Any]:
@@ -85,11 +89,10 @@ def test_the_document_says_what_was_measured(nano: tuple[str, Path]) -> None:
     protocol = Protocol(Templates("full", ("{}",)), 8, "cpu", 1, False, 0.5, None, None, 0, None)
     dataset = replace(get_dataset("wds/mine"), sets=(EvalSet("set", "Mine"),), about=("Known.",))
 
-    def made(dataset: Any, **changes: Any) -> dict[str, Any]:
+    def made(dataset: Any, chosen: bool = False, **changes: Any) -> dict[str, Any]:
         options = replace(protocol, **changes)
-        return zero_shot_result(
-            load_model(*nano), dataset, "root", {"": measured}, options, prompts=(9, 2.0), argv=["x"]
-        )
+        own = {"": replace(measured, folder=replace(folder, chosen=chosen))}
+        return zero_shot_result(load_model(*nano), dataset, "root", own, options, prompts=(9, 2.0), argv=["x"])
 
     found = made(dataset)
     assert (found["top1"], found["top5"], found["n"]) == (pytest.approx(200 / 3), 100.0, 3)
@@ -106,8 +109,9 @@ def test_the_document_says_what_was_measured(nano: tuple[str, Path]) -> None:
     assert not made(replace(dataset, official=3))["partial"]
     assert made(replace(dataset, official=4))["partial"], "one of the four cannot be read"
     assert not made(replace(dataset, official=3), limit=4)["partial"], "a limit that leaves none out"
-    assert made(dataset, limit=4)["partial"]
-    assert (made(dataset, per_class=2, seed=7)["partial"], made(dataset, per_class=2, seed=7)["seed"]) == (True, 7)
+    assert made(dataset, limit=2, chosen=True)["partial"]
+    assert not made(dataset, limit=4)["partial"]
+    assert made(dataset, per_class=2, seed=7)["seed"] == 7
 
 
 def test_command_line_can_be_typed() -> None:
@@ -128,6 +132,32 @@ def test_output_is_checked_by_trying(tmp_path: Path) -> None:
         check_writable(tmp_path)
     with pytest.raises(RefusedError, match="cannot write in /proc"):
         check_writable(Path("/proc/result.json"))
+
+
+def test_what_no_command_here_wrote_is_not_replaced(tmp_path: Path) -> None:
+    for name, content in (
+        ("classnames.txt", b"cat\ndog\n"),
+        ("classes.json", b'{"format": 1, "classes": []}'),
+        ("list.json", b"[1]"),
+        ("page.html", b"<!doctype html><p>mine"),
+        ("shard.parquet", b"PAR1 url caption PAR1"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(RefusedError, match="was not written by `evaluate`"):
+            check_writable(tmp_path / name)
+        assert (tmp_path / name).read_bytes() == content
+    for name, content in (
+        ("empty", b""),
+        ("r.json", b'{"format": 1, "versions": {}, "command": "python -m evaluate probe"}'),
+        ("result.json", b'{"checkpoint_sha256": "0", "beside": {}}'),
+        ("report.html", page.fill(dict.fromkeys(PARTS, "")).encode()),
+        ("p.parquet", b"PAR1 guess_names PAR1"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        check_writable(tmp_path / name)
+    for name in ("new.jpg", "0.tar"):
+        with pytest.raises(RefusedError, match="has the name of data"):
+            check_writable(tmp_path / name)
 
 
 def test_what_a_command_reads_is_no_place_for_its_output(tmp_path):

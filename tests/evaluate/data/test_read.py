@@ -100,7 +100,8 @@ def test_names_that_classes_share_are_told(tmp_path: Path) -> None:
         (tmp_path / wnid / "1.JPEG").write_bytes(b"")
     dataset, _ = read(get_dataset("imagenet1k"), tmp_path)
     assert dataset.about == (
-        "4 of the 1,000 classes share 2 names ('missile', 'sunglasses'): top-1 cannot tell those apart.",
+        "Of the 1,000 classes 4 have a name that another has too ('missile', 'sunglasses'): "
+        "top-1 cannot tell those apart.",
     )
     with pytest.raises(RefusedError, match="This is probably the training split"):
         read(replace(dataset, official=999), tmp_path)
@@ -138,3 +139,14 @@ def test_sets_with_the_same_class_folders_are_told_apart_by_file_names(
     with pytest.raises(RefusedError, match=f"1,000 of 1,000 pictures are named as .* Give --dataset {meant}"):
         read(get_dataset(given), tmp_path)
     assert len(read(get_dataset(meant), tmp_path)[1][0].pictures) == 1000
+
+
+def test_v2_in_wnid_folders_is_not_the_validation_set(tmp_path: Path) -> None:
+    for number, wnid in enumerate(class_list("imagenet-1k").ids):
+        (tmp_path / "wnids" / wnid).mkdir(parents=True)
+        (tmp_path / "wnids" / wnid / f"ILSVRC2012_val_{number:08d}.JPEG").write_bytes(b"listed")
+        (tmp_path / "numbers" / str(number)).mkdir(parents=True)
+        (tmp_path / "numbers" / str(number) / f"{number:040x}.jpeg").write_bytes(b"listed")
+    with pytest.raises(RefusedError, match="Give --dataset imagenet1k"):
+        read(get_dataset("imagenetv2"), tmp_path / "wnids")
+    assert len(read(get_dataset("imagenetv2"), tmp_path / "numbers")[1][0].pictures) == 1000

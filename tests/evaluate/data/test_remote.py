@@ -170,7 +170,7 @@ def test_a_protocol_whose_package_is_missing(monkeypatch: pytest.MonkeyPatch) ->
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
-    with pytest.raises(RefusedError, match="`pip install s3fs` for s3"):
+    with pytest.raises(RefusedError, match="s3fs for s3, gcsfs for gs"):
         bring("s3://bucket/set")
 
 
