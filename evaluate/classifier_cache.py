@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -62,7 +63,7 @@ def read(folder: Path, facts: Mapping[str, Any]) -> Tensor | None:
     """
     path = file_of(folder, facts)
     try:
-        if not path.exists():
+        if not path.is_file():
             return None
     except OSError:  # a folder that may not be looked into; `write` says so
         return None
@@ -71,6 +72,8 @@ def read(folder: Path, facts: Mapping[str, Any]) -> Tensor | None:
         with safe_open(path, "pt") as file:
             found = file.metadata() or {}
             weights_DC = file.get_tensor(WEIGHTS)
+        if weights_DC.dtype != torch.float32:
+            raise KeyError(f"weights of {weights_DC.dtype}")
     except (SafetensorError, OSError, KeyError) as error:
         raise RefusedError(f"the classifier cache {path} is damaged ({error}). {remove}") from error
     if found.get(FACTS) != _spelt(facts):

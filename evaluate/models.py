@@ -5,6 +5,7 @@ code. Tags that would be downloaded are not taken: a result names the hash of a 
 """
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,9 +103,8 @@ def load_model(
             name, pretrained=str(checkpoint.resolve()), precision="fp32", device=device, force_image_size=image_size
         )
     except Exception as error:  # OpenCLIP, torch and safetensors raise every kind for files that do not fit
-        first_lines = f"{type(error).__name__}: {' '.join(str(error).split())[:600]}."
         raise RefusedError(
-            f"{checkpoint} cannot be loaded into {name}: {first_lines} "
+            f"{checkpoint} cannot be loaded into {name}: {_reason(checkpoint, error)} "
             "Check that the file is a whole checkpoint and that --model is the model it was trained as."
         ) from error
     return LoadedModel(
@@ -117,6 +117,18 @@ def load_model(
         sha256_file(checkpoint),
         stored_tokens(checkpoint),
     )
+
+
+def _reason(checkpoint: Path, error: Exception) -> str:
+    """Why a file could not be loaded, as a sentence; OpenCLIP goes by the suffix, and torch's advice is to trust it."""
+    with open(checkpoint, "rb") as file:
+        head = file.read(9)
+    if head[8:] == b"{" and checkpoint.suffix != ".safetensors":
+        return "it is in the safetensors format; rename it to end in .safetensors."
+    if not isinstance(error, (RuntimeError, ValueError)) or "weights_only" in str(error):
+        return f"it is no checkpoint of tensors alone ({type(error).__name__})."
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    return f"{type(error).__name__}: {' '.join(plain.split())[:600]}."
 
 
 def stored_tokens(checkpoint: Path) -> int | None:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import sys
 import tempfile
@@ -78,7 +79,12 @@ def is_ours(path: Path) -> bool:
 
 def command_line(argv: Sequence[str]) -> str:
     """The command a reader can type: ``python -m evaluate`` and its arguments, quoted for a shell."""
-    return f"python -m evaluate {shlex.join(argv)}"
+    return f"python -m evaluate {shlex.join(map(without_password, argv))}"
+
+
+def without_password(address: str) -> str:
+    """An address as it may be written down: without the user and password before its host."""
+    return re.sub(r"(\w+://)[^/@\s]*@", r"\1", address)
 
 
 def versions() -> dict[str, str]:
@@ -145,7 +151,7 @@ def zero_shot_result(
     return {
         **model_facts(loaded),
         "dataset": dataset.name,
-        "root": root,
+        "root": without_password(root),
         **{name: results[dataset.sets[0].name][name] for name in TOP_FIGURES},
         "bad": len(bad),
         "partial": is_partial(dataset, listed - len(bad), any(f.chosen for f in folders)),

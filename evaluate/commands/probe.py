@@ -163,13 +163,13 @@ def result_of(
     argv: Sequence[str],
 ) -> dict[str, Any]:
     """The whole result as JSON values."""
-    from evaluate.result import command_line, model_facts, versions
+    from evaluate.result import command_line, model_facts, versions, without_password
 
     return {
         **model_facts(loaded),
         "dataset": args.dataset,
-        "root": args.root,
-        "train_root": args.train_root,
+        "root": without_password(args.root),
+        "train_root": without_password(args.train_root),
         "list_sha256": parts["test"].list_sha256,
         "train_list_sha256": parts["training"].list_sha256,
         "classes": len(parts["test"].classes),

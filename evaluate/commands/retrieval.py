@@ -83,7 +83,7 @@ def measure(
     from data_prep.manifest import sha256_file
     from evaluate.data.pairs import duplicates, list_sha256, manifest_file
     from evaluate.encode import full_float32
-    from evaluate.result import command_line, model_facts, versions
+    from evaluate.result import command_line, model_facts, versions, without_password
     from evaluate.retrieval import evaluate_pairs, intervals
 
     sigmoid = getattr(loaded.model, "logit_bias", None) is not None  # only SigLIP's loss trains a bias
@@ -103,7 +103,7 @@ def measure(
     manifest = manifest_file(Path(args.data))
     return {
         **model_facts(loaded),
-        "data": args.data,
+        "data": without_password(args.data),
         "manifest_sha256": sha256_file(manifest) if manifest.is_file() else None,
         "list_sha256": list_sha256(pairs),
         "protocol": "a right one among the k best of all, ties in the pairs' order; model's own eval transform",

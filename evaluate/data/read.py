@@ -47,6 +47,8 @@ def read_dataset(
     Raises:
         RefusedError: whatever would give a wrong number, with what was found and what to do.
     """
+    if not root:
+        raise RefusedError("--root is empty. Give the data set's folder, or its address.")
     for option, value in (("--limit", limit), ("--per-class", per_class)):
         if value is not None and value < 1:
             raise RefusedError(f"{option} must be at least 1, found {value}")

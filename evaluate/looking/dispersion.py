@@ -2,7 +2,7 @@
 
 For N = 2⁶…2¹⁸ keys: the largest and the median share |w|/Σ|w| of one key, the entropy of the shares, and the largest
 weight itself. A slope in log N is fitted to the upper half of the sizes for each seed (ordinary least squares); its
-interval is a bootstrap over the seeds. Shares that fall as N^-1 disperse as the theorem says (see ``kinds.py``).
+interval is Student's over the seeds. Shares that fall as N^-1 disperse as the theorem says (see ``kinds.py``).
 
 Features: drawn ones from a compact set and from a Gaussian, and with a checkpoint its own. There N grows by pooling:
 the tokens of all pictures in one layer and head, in random order, are the keys, and the first of them the queries. So
@@ -30,7 +30,6 @@ from evaluate.looking.dispersion_chart import draw
 from evaluate.looking.kinds import KINDS
 from evaluate.looking.shares import entropy_of, shares_of
 from evaluate.looking.tower import attention_layers, record
-from evaluate.power_law import between
 from evaluate.result import command_line, versions
 
 FORMAT = 1  # raised when a name changes its meaning
@@ -39,7 +38,7 @@ LEAST_LARGEST = 9  # of a checkpoint's tokens: 2^9 gives four sizes
 SEEDS = 8
 QUERIES = 4
 HEAD_DIM = 64
-DRAWS = 2000
+STUDENT = 2.364624  # the 0.975 quantile of Student's t with SEEDS - 1 degrees of freedom
 QUANTITIES = ("largest_share", "median_share", "entropy", "largest_weight")
 NOT_COVERED = (
     "Features that are not bounded are outside the theorem, but for eq4 and eq7, which make them unit vectors: the "
@@ -156,12 +155,9 @@ def described(name: str, sizes: Sequence[int], values_SN: NDArray[np.float64]) -
     if not np.isfinite(values_SN).all():
         return {"values": shown.tolist(), "exponent": None, "interval": None}
     slopes = slopes_of(sizes, values_SN)
-    again = np.random.default_rng(0).integers(0, len(slopes), (DRAWS, len(slopes)))
-    return {
-        "values": shown.tolist(),
-        "exponent": float(slopes.mean()),
-        "interval": between(slopes[again].mean(axis=1)),
-    }
+    half = STUDENT * float(slopes.std(ddof=1)) / len(slopes) ** 0.5
+    middle = float(slopes.mean())
+    return {"values": shown.tolist(), "exponent": middle, "interval": (middle - half, middle + half)}
 
 
 def disperse(source: Source, advance: Callable[[int], object]) -> dict[str, Any]:

@@ -133,3 +133,23 @@ def test_a_checkpoint_of_another_text_tower_is_refused(tmp_path: Path) -> None:
     assert load_model("test-text-one", tmp_path / "one.pt").name == "test-text-one"
     with pytest.raises(RefusedError, match=r"one\.pt cannot be loaded into test-text-other.*eq7"):
         load_model("test-text-other", tmp_path / "one.pt")
+
+
+def test_what_is_no_checkpoint_is_said_in_our_words(nano: tuple[str, Path], tmp_path: Path) -> None:
+    name, checkpoint = nano
+    weights = {key: value.contiguous() for key, value in torch.load(checkpoint)["state_dict"].items()}
+    save_file(weights, tmp_path / "tensors.pt")
+    (tmp_path / "empty.pt").touch()
+    (tmp_path / "text.pt").write_text("these are no weights")
+    torch.save({"state_dict": weights, "args": Path("x")}, tmp_path / "objects.pt")
+    torch.save({}, tmp_path / "nothing.pt")
+    for file, message in (
+        ("tensors.pt", r"it is in the safetensors format; rename it to end in \.safetensors"),
+        ("empty.pt", "it is no checkpoint of tensors alone"),
+        ("text.pt", "it is no checkpoint of tensors alone"),
+        ("objects.pt", "it is no checkpoint of tensors alone"),
+        ("nothing.pt", "it is no checkpoint of tensors alone"),
+    ):
+        with pytest.raises(RefusedError, match=message) as refused:
+            load_model(name, tmp_path / file)
+        assert "weights_only" not in str(refused.value)

@@ -167,3 +167,8 @@ def test_what_a_command_reads_is_no_place_for_its_output(tmp_path):
     with pytest.raises(RefusedError, match=r"--output .* reads or writes otherwise"):
         check_writable(tmp_path / "linked" / "checkpoint.pt", keep=(None, checkpoint))
     check_writable(tmp_path / "other.json", keep=(None, checkpoint))
+
+
+def test_passwords_in_addresses_are_not_written_down() -> None:
+    words = ["zero-shot", "--root", "https://user:secret@host/set@2", "--output", "a@b.json"]
+    assert command_line(words) == "python -m evaluate zero-shot --root https://host/set@2 --output a@b.json"
