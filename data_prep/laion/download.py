@@ -28,7 +28,7 @@ from data_prep.laion.http import Limits
 from data_prep.laion.layout import Part, check_plan, later_files, read_parts
 from data_prep.laion.state import State
 from data_prep.laion.tally import Tally
-from data_prep.laion.watch import Bounds, Watch, check_disk
+from data_prep.laion.watch import Bounds, NothingComesError, Watch, check_disk
 from data_prep.words import many
 
 AGENT = "img2dataset"  # the robot's name that owners know and address in their headers
@@ -138,8 +138,15 @@ def _finish(
     part.folder.mkdir(exist_ok=True)
     while missing and runs < settings.attempts:
         check_disk(part.output, settings.bounds.disk_floor)
-        with Group(_command(part, later, settings), _environment(settings.python), log, _mark(part.output)) as group:
-            outcome = Watch(part, settings.bounds, tally).follow(group)
+        watch = Watch(part, settings.bounds, tally)
+        try:
+            with Group(
+                _command(part, later, settings), _environment(settings.python), log, _mark(part.output)
+            ) as group:
+                outcome = watch.follow(group)
+        except NothingComesError:
+            watch.forget()
+            raise
         tally.running.clear()
         problems = _take(part, missing, urls, state, tally)
         state.write()

@@ -23,6 +23,10 @@ NEWEST = 3  # shards whose success rate is looked at
 ENOUGH = 100  # rows that say something about it
 
 
+class NothingComesError(DataError):
+    """Hardly any picture comes: the network or a name server is broken, most likely."""
+
+
 @dataclass(frozen=True)
 class Bounds:
     """What a run may not exceed: bytes and seconds; `min_success` is a share of rows."""
@@ -47,7 +51,8 @@ class Watch:
         """Return when the run has ended or must be ended (which leaving the group's block does).
 
         Raises:
-            DataError: the disk is nearly full, or hardly any picture comes.
+            DataError: the disk is nearly full.
+            NothingComesError: hardly any picture comes; `forget` is to be called when the group has ended.
         """
         self._seen = {shard for shard in range(self.part.shards) if self._stats(shard).exists()}
         written, changed = _bytes_below(self.part.folder), time.monotonic()
@@ -81,7 +86,7 @@ class Watch:
         self.tally.show()
 
     def _check_success(self) -> None:
-        """Stop where hardly anything comes, and leave those shards to be downloaded again.
+        """Stop where hardly anything comes; `forget` then leaves those shards to be downloaded again.
 
         Of what failed before most may fail again: a retry stops where nothing comes at all.
         """
@@ -91,14 +96,19 @@ class Watch:
         least = self.bounds.min_success * total.total()
         if total.total() < ENOUGH or total[SUCCESS] >= (min(least, 1) if self.part.generation else least):
             return
-        for shard, _ in self._newest:
-            discard(self.part, shard)
         named = ", ".join(f"{reason} {count}" for reason, count in total.most_common(3))
-        raise DataError(
+        raise NothingComesError(
             f"of the newest {total.total()} pictures of part {self.part.name} only {total[SUCCESS]} came ({named}): is "
             "the network there, and a name server? These shards will be made again: run the same command, or give a "
             "lower --min-success where so few are to be expected"
         )
+
+    def forget(self) -> None:
+        """Remove the newest shards, and those finished since the last look; the run has ended."""
+        newest = {shard for shard, _ in self._newest}
+        for shard in range(self.part.shards):
+            if shard in newest or shard not in self._seen:
+                discard(self.part, shard)
 
     def _stats(self, shard: int) -> Path:
         return self.part.file_of(shard, "_stats.json")

@@ -36,20 +36,23 @@ class StandIn:
     [(0, 4, True), (0, 5, False), (1, 1, False), (1, 0, True)],
 )
 def test_hardly_anything_comes(tmp_path: Path, generation: int, came: int, stops: bool) -> None:
-    part = Part(tmp_path, "00000", generation, "00000.parquet", 100, "", 100)
+    part = Part(tmp_path, "00000", generation, "00000.parquet", 200, "", 100)
     part.folder.mkdir(parents=True)
-    stats = part.file_of(0, "_stats.json")
 
     def acts(now: int) -> None:
-        stats.write_text(json.dumps({"status_dict": {"success": came, "DNS": 100 - came}}))
+        for shard in range(2):  # the second is not looked at any more where the first ends it
+            text = json.dumps({"status_dict": {"success": came, "DNS": 100 - came}})
+            part.file_of(shard, "_stats.json").write_text(text)
 
-    watched = Watch(part, Bounds(stall=60, memory_limit=1, disk_floor=0, min_success=0.05), Tally(1, 100))
+    watched = Watch(part, Bounds(stall=60, memory_limit=1, disk_floor=0, min_success=0.05), Tally(2, 200))
     if stops:
         with pytest.raises(DataError, match=rf"of the newest 100 pictures .* only {came} came \(DNS"):
             watched.follow(StandIn(3, acts))  # type: ignore[arg-type]
+        watched.forget()
     else:
         assert watched.follow(StandIn(3, acts)) == "ended"  # type: ignore[arg-type]
-    assert stats.exists() != stops  # it is to be made again
+    left = [part.file_of(shard, "_stats.json").exists() for shard in range(2)]
+    assert left == [not stops] * 2  # to be made again
 
 
 @pytest.mark.parametrize(
