@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from open_clip_linear.kernels.chunked import ROWS, widen
+from open_clip_linear.kernels.chunked import ROWS, add_product, widen
 
 
 def window_attention(q: Tensor, k: Tensor, v: Tensor, *, grid: tuple[int, int], prefix: int, window: int) -> Tensor:
@@ -59,6 +59,12 @@ def spans(size: int, window: int) -> list[tuple[int, int, int]]:
     return [(a, b, w) for a, b, w in ((0, whole, window), (whole, size, size - whole)) if b > a]
 
 
+def head_blocks(heads: int, columns: int, window: int) -> Iterator[slice]:
+    """Runs of heads of which one row of windows is what a thread's cache wants."""
+    most = max(1, ROWS * torch.get_num_threads() // (window * columns))
+    return (slice(start, start + most) for start in range(0, heads, most))
+
+
 def tiles(grid: tuple[int, int], window: int, heads: int) -> Iterator[Windows]:
     """All windows of the grid, as many rows of windows at a time as a thread's cache wants."""
     most = ROWS * torch.get_num_threads()
@@ -78,7 +84,9 @@ def _windows(q: Tensor, k: Tensor, v: Tensor, height: int, width: int, prefix: i
     B, H, N, D = q.shape
     o_BNHD = q.new_empty(B, N, H, D)
     for b in range(B):
-        _forward(q[b], k[b], v[b], o_BNHD[b].transpose(0, 1), (height, width), prefix, window)
+        for some in head_blocks(H, width, window):
+            o = o_BNHD[b, :, some].transpose(0, 1)
+            _forward(q[b, some], k[b, some], v[b, some], o, (height, width), prefix, window)
     return o_BNHD
 
 
@@ -107,32 +115,27 @@ def _windows_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
     for b in range(len(q)):
-        do = do_BNHD[b].transpose(0, 1)
-        _backward(do, q[b], k[b], v[b], dq[b], dk[b], dv[b], (height, width), prefix, window)
+        for some in head_blocks(q.shape[1], width, window):
+            do = do_BNHD[b, :, some].transpose(0, 1)
+            reads, writes = [t[b, some] for t in (q, k, v)], [t[b, some] for t in (dq, dk, dv)]
+            _backward(do, reads, writes, (height, width), prefix, window)
     return dq, dk, dv
 
 
 def _backward(
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    grid: tuple[int, int],
-    prefix: int,
-    window: int,
+    do: Tensor, reads: list[Tensor], writes: list[Tensor], grid: tuple[int, int], prefix: int, window: int
 ) -> None:
+    q, k, v = reads
+    dq, dk, dv = writes
     H, N, D = q.shape
     dmean = widen(do).sum(1, keepdim=True) / N
     if prefix:
         first, keys, cotangents = widen(q[:, :prefix]), widen(k), widen(do[:, :prefix])
         weights = _weights(first, keys)
-        dv.copy_(torch.baddbmm(dmean, weights.mT, cotangents))
+        add_product(dmean, weights.mT, cotangents, dv)
         dscores = _through_softmax(torch.bmm(cotangents, widen(v).mT), weights) * D**-0.5
         dq[:, :prefix] = torch.bmm(dscores, keys)
-        dk.copy_(torch.bmm(dscores.mT, first))
+        add_product(torch.zeros_like(dmean), dscores.mT, first, dk)
     of_patches = [_patches(t, grid, prefix) for t in (do, q, k, v, dq, dk, dv)]
     for some in tiles(grid, window, H):
         cotangents, queries, keys, values = (some.read(t) for t in of_patches[:4])
