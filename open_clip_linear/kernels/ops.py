@@ -8,6 +8,10 @@ torch.export, FSDP, activation checkpointing and FLOP counters. Saved for the ba
 state, D + 2 rows of D numbers a head. There is no second derivative.
 """
 
+import os
+import warnings
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,6 +20,8 @@ from torch.utils.flop_counter import register_flop_formula
 
 from open_clip_linear.kernels import chunked
 from open_clip_linear.kernels.form import form_of
+
+SWITCH = "OPEN_CLIP_LINEAR_TRITON"
 
 
 def affine_attention(
@@ -38,12 +44,35 @@ def affine_attention_packed(
     return torch.ops.open_clip_linear.affine_packed(qkv_BN3HD, log_gain, kind, scale, norm)[0]
 
 
+@cache
+def _triton() -> ModuleType | None:
+    """The Triton kernels where they are asked for, else None, which is said once."""
+    if os.environ.get(SWITCH) == "1":
+        from open_clip_linear.kernels import triton_affine
+
+        return triton_affine
+    warnings.warn(
+        f"linear attention runs as plain PyTorch on this GPU, in many small products. {SWITCH}=1 takes Triton kernels, "
+        "which were compared with float64 in Triton's interpreter and compiled for sm_80 and sm_90, but not yet run on "
+        "a GPU by us.",
+        stacklevel=2,
+    )
+    return None
+
+
+def kernels_for(q: Tensor) -> ModuleType:
+    """What computes on q's device: a module with `forward` and `backward`."""
+    if q.is_cuda and (found := _triton()) is not None and found.supported(q):
+        return found
+    return chunked
+
+
 @torch.library.custom_op("open_clip_linear::affine", mutates_args=())
 def _affine(
     q: Tensor, k: Tensor, v: Tensor, log_gain: Tensor | None, kind: str, scale: str, norm: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
-    return o, *chunked.forward(q, k, v, log_gain, o, form_of(kind, scale, norm, *q.shape[2:]))
+    return o, *kernels_for(q).forward(q, k, v, log_gain, o, form_of(kind, scale, norm, *q.shape[2:]))
 
 
 @torch.library.custom_op("open_clip_linear::affine_backward", mutates_args=())
@@ -61,7 +90,7 @@ def _affine_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     form = form_of(kind, scale, norm, *q.shape[2:])
-    return dq, dk, dv, chunked.backward(do, q, k, v, log_gain, S, rows, dq, dk, dv, form)
+    return dq, dk, dv, kernels_for(q).backward(do, q, k, v, log_gain, S, rows, dq, dk, dv, form)
 
 
 @torch.library.custom_op("open_clip_linear::affine_packed", mutates_args=())
@@ -71,7 +100,7 @@ def _affine_packed(
     q, k, v = _unpacked(qkv_BN3HD)
     o_BNHD = torch.empty_like(qkv_BN3HD[:, :, 0], memory_format=torch.contiguous_format)
     form = form_of(kind, scale, norm, *q.shape[2:])
-    return o_BNHD, *chunked.forward(q, k, v, log_gain, o_BNHD.transpose(1, 2), form)
+    return o_BNHD, *kernels_for(q).forward(q, k, v, log_gain, o_BNHD.transpose(1, 2), form)
 
 
 @torch.library.custom_op("open_clip_linear::affine_packed_backward", mutates_args=())
@@ -89,7 +118,7 @@ def _affine_packed_backward(
     dqkv_BN3HD = torch.empty_like(qkv_BN3HD, memory_format=torch.contiguous_format)
     form = form_of(kind, scale, norm, *q.shape[2:])
     do = do_BNHD.transpose(1, 2)
-    return dqkv_BN3HD, chunked.backward(do, q, k, v, log_gain, S, rows, *_unpacked(dqkv_BN3HD), form)
+    return dqkv_BN3HD, kernels_for(q).backward(do, q, k, v, log_gain, S, rows, *_unpacked(dqkv_BN3HD), form)
 
 
 def _unpacked(qkv_BN3HD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
