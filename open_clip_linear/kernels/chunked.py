@@ -5,8 +5,8 @@
 
 q, k and v are read twice, o is written once; backward reads them twice and writes three gradients. Chunks are small
 enough for a core's cache, so that the ten or so passes over a chunk cost no memory traffic, and beyond inputs and
-outputs only the state is held. Sums over tokens are in float32 (float64 of float64) and go in one order: the result is
-the same for the same number of threads.
+outputs only the state is held. Sums over tokens are in float32 (float64 of float64), in an order that shapes alone
+decide: the result is the same every time.
 
 Legend: B batch, H heads, G heads of a block (of one or many samples), N tokens, D head dimension.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from open_clip_linear.kernels.form import MIN_DENOMINATOR, MIN_NORM, Form
 
-ROWS = 8192  # of D numbers in a chunk, for each thread of a CPU: two megabytes of float32 at D = 64
+ROWS = 8192  # of D numbers in a chunk on a CPU: two megabytes of float32 at D = 64, and work for several threads
 SHORT = 128  # tokens of a chunk below which fewer heads are taken at once
 MANY = 1 << 22  # rows of a chunk elsewhere, where a launch costs more than memory traffic
 
@@ -116,7 +116,7 @@ def chunks(*tensors: Tensor) -> Iterator[list[Tensor]]:
 
 
 def _rows(x: Tensor) -> int:
-    return ROWS * torch.get_num_threads() if x.device.type == "cpu" else MANY
+    return ROWS if x.device.type == "cpu" else MANY
 
 
 def inverse_norm(x_GND: Tensor) -> Tensor:

@@ -61,16 +61,15 @@ def spans(size: int, window: int) -> list[tuple[int, int, int]]:
 
 def head_blocks(heads: int, columns: int, window: int) -> Iterator[slice]:
     """Runs of heads of which one row of windows is what a thread's cache wants."""
-    most = max(1, ROWS * torch.get_num_threads() // (window * columns))
+    most = max(1, ROWS // (window * columns))
     return (slice(start, start + most) for start in range(0, heads, most))
 
 
 def tiles(grid: tuple[int, int], window: int, heads: int) -> Iterator[Windows]:
     """All windows of the grid, as many rows of windows at a time as a thread's cache wants."""
-    most = ROWS * torch.get_num_threads()
     for y0, y1, height in spans(grid[0], window):
         for x0, x1, width in spans(grid[1], window):
-            step = max(1, most // (heads * height * (x1 - x0))) * height
+            step = max(1, ROWS // (heads * height * (x1 - x0))) * height
             for y in range(y0, y1, step):
                 yield Windows(y, x0, (min(y + step, y1) - y) // height, (x1 - x0) // width, height, width)
 

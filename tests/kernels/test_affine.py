@@ -37,7 +37,6 @@ def test_equals_the_specification(name: str, shape: tuple[int, int, int, int], o
 
 @pytest.mark.parametrize("name", FORMS)
 def test_chunks_and_blocks_of_heads_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     form, slow = FORMS[name]
     for rows in (1, 7, 100, 300):  # tokens one by one; several heads of several samples at once
         monkeypatch.setattr(chunked, "ROWS", rows)
@@ -152,3 +151,19 @@ def test_errors_are_those_of_softmax(name: str, bound: float, dtype: torch.dtype
     theirs = errors(torch.nn.functional.scaled_dot_product_attention, naive.softmax)
     assert max(ours) <= bound * max(theirs)
     assert ours[0] <= bound * theirs[0]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_same_bits_on_any_number_of_threads(name: str) -> None:
+    form, _ = FORMS[name]
+    tensors = [t.detach() for t in inputs((2, 12, 577, 64), torch.float32)]
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(affine_attention(*tensors, **form))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])

@@ -32,7 +32,6 @@ def test_equals_the_specification(grid, prefix, window):
 @pytest.mark.parametrize("rows", [1, 60, 400])
 def test_how_many_windows_at_a_time_changes_nothing(rows, monkeypatch):
     monkeypatch.setattr(windows, "ROWS", rows)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     sizes = {"grid": (10, 11), "prefix": 1, "window": 3}
     assert_equal(partial(operator, **sizes), partial(naive.sema, **sizes), inputs((1, 2, 111, 8)), 1e-9)
 
