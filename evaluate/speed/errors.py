@@ -20,7 +20,8 @@ def error_of(case: Case, step: str) -> float | None:
     cotangent = torch.randn(tensors[0].shape, generator=torch.Generator().manual_seed(1)).to(tensors[0])
     found = _outcome(attend(case.kind, case.n), tensors, None if step == "forward" else cotangent)
     expected = _outcome(exact(case.kind, case.n), wide, None if step == "forward" else cotangent.double())
-    return max(_relative(f, e) for f, e in zip(found, expected, strict=True))
+    errors = [_relative(f, e) for f, e in zip(found, expected, strict=True)]
+    return float(torch.tensor(errors).max())  # NaN where one of them is
 
 
 def _outcome(fn: Attend, tensors: list[Tensor], cotangent: Tensor | None) -> list[Tensor]:
