@@ -25,6 +25,8 @@ from data_prep.laion.rows import NUMBERS, Rows, as_numbers
 SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl")
 _BATCH = 1024  # rows; captions of 100 kB make 100 MB of them
 _MOST_BYTES = 1 << 24  # of a line of JSON or a field of CSV: an unclosed quote would read the rest of the file as one
+_MOST_LINES = 2000  # of one CSV row: as many captions beside a quote that nobody closed
+_END = "\0end of the file"  # a line after the last: a row of its own, unless a quote is open
 _LINES_FOR_NAMES = 1000
 
 
@@ -159,18 +161,35 @@ def _csv_rows(path: Path) -> Iterator[tuple[dict[str, str] | None, int]]:
 
 
 def _csv_records(path: Path) -> Iterator[tuple[list[str], int]]:
-    """The fields of each record; bytes that are no UTF-8 become lone surrogates."""
+    """The fields of each record; bytes that are no UTF-8 become lone surrogates.
+
+    csv.reader takes the end of the file for the end of an open quote, without a word.
+    """
     csv.field_size_limit(_MOST_BYTES)
+    begins = 1  # the line on which the record begins that is being read
     with open(path, "rb") as data, io.TextIOWrapper(data, "utf-8-sig", "surrogateescape", newline="") as file:
+
+        def lines() -> Iterator[str]:
+            for number, line in enumerate(file, start=1):
+                if number - begins >= _MOST_LINES:
+                    raise csv.Error(f"it goes on for {_MOST_LINES} lines and more")
+                yield line
+            yield _END
+
         tabs = path.suffix == ".tsv"
-        reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(file)
+        reader = csv.reader(lines(), delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(lines())
         try:
             for record in reader:
+                if record and record[-1].endswith(_END):
+                    if record != [_END]:
+                        raise csv.Error("it goes on to the end of the file")
+                    return
                 yield record, data.tell()
+                begins = reader.line_num + 1
         except csv.Error as error:
             raise DataError(
-                f"{path} line {reader.line_num}: {error}; is a quote left open above it? Correct it or leave "
-                "the file out"
+                f"{path} line {begins}: a quote in the row that begins there is not closed ({error}); correct it, or "
+                "leave the file out"
             ) from None
 
 

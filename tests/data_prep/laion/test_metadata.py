@@ -141,12 +141,30 @@ def test_tsv_has_no_quotes(tmp_path: Path) -> None:
     assert columns_of(path) == {"url": ["http://a.example/1", "http://a.example/2"], "caption": ['"unclosed', "b"]}
 
 
-def test_a_quote_left_open_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_BYTES", 1000)
+@pytest.mark.parametrize(
+    ("rest", "why"),
+    [
+        ("http://a.example/2,b\n" * 9, "to the end of the file"),
+        ("http://a.example/2,b", "to the end of the file"),
+        ("http://a.example/2,b\n" * 60 + '",closed', "for 50 lines and more"),
+        ("x" * 2000 + "\n", "field larger than field limit"),
+    ],
+)
+def test_a_quote_left_open_is_told_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rest: str, why: str
+) -> None:
+    monkeypatch.setattr(module, "_MOST_BYTES", 1900)
+    monkeypatch.setattr(module, "_MOST_LINES", 50)
     path = tmp_path / "a.csv"
-    path.write_text('url,caption\nhttp://a.example/1,"open\n' + "http://a.example/2,b\n" * 100)
-    with pytest.raises(DataError, match=r"a\.csv line \d+: field larger than field limit"):
+    path.write_text('url,caption\nhttp://a.example/0,"two\nlines"\nhttp://a.example/1,"open\n' + rest)
+    with pytest.raises(DataError, match=rf"a\.csv line 4: a quote in the row .* is not closed \(.*{why}"):
         columns_of(path)
+
+
+def test_a_quote_that_ends_with_the_file_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('url,caption\nhttp://a.example/1,"one ""big"" cat"')
+    assert columns_of(path) == {"url": ["http://a.example/1"], "caption": ['one "big" cat']}
 
 
 def test_json_lines(tmp_path: Path) -> None:
