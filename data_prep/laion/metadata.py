@@ -12,6 +12,9 @@ import codecs
 import csv
 import io
 import json
+import os
+import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +25,9 @@ from data_prep.laion.columns import Columns, find_columns
 from data_prep.laion.parquet import column_names, read_parquet
 from data_prep.laion.rows import NUMBERS, Rows, as_numbers
 
-SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl")
+SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl")  # in small letters or large ones
+# What may be metadata too, as it is or packed: a.csv.gz, a.parquet.part, a.json.
+_LIKE = re.compile(r"\.(parquet|pq|csv|tsv|jsonl|json|ndjson|arrow|feather|orc|avro)(\.\w+)*$", re.IGNORECASE)
 _BATCH = 1024  # rows; captions of 100 kB make 100 MB of them
 _MOST_BYTES = 1 << 24  # of a line of JSON or a field of CSV: an unclosed quote would read the rest of the file as one
 _MOST_LINES = 2000  # of one CSV row: as many captions beside a quote that nobody closed
@@ -51,11 +56,16 @@ class Batch:
 def find_sources(paths: Sequence[Path], columns: Columns) -> list[Source]:
     """The metadata files among `paths` (files, or folders with what is below them), in the order of their names.
 
+    Files in the folders that look like metadata and are none that can be read are named on stderr.
+
     Raises:
         DataError: nothing there, columns that are not found, or a file without a column that another one has.
     """
     sources: list[Source] = []
-    for path, name in find_files(paths):
+    files = find_files(paths)
+    if unread := [name for given in paths if given.is_dir() for name in _below(given) if _is_unread(name)]:
+        print(f"not read: {_few(unread)}; only {', '.join(SUFFIXES)} are", file=sys.stderr)
+    for path, name in files:
         sources.append(Source(path, name, find_columns(_names(path), columns, str(path))))
         here, first = set(sources[-1].columns), set(sources[0].columns)
         if here != first:
@@ -88,11 +98,11 @@ def read(source: Source) -> Iterator[Batch]:
     Raises:
         DataError: the file is damaged; the message has its name.
     """
-    if source.path.suffix == ".parquet":
+    if _kind(source.path) == ".parquet":
         for rows, share in read_parquet(source.path, source.columns):
             yield Batch(rows, 0, share)
         return
-    lines = _json_objects(source.path) if source.path.suffix == ".jsonl" else _csv_rows(source.path)
+    lines = _json_objects(source.path) if _kind(source.path) == ".jsonl" else _csv_rows(source.path)
     size, values, unreadable = source.path.stat().st_size, [], 0
     position = 0
     for line, position in lines:
@@ -119,27 +129,71 @@ def _rows(values: list[list[Any]], source: Source) -> Rows:
 def _files(given: Path) -> list[tuple[Path, str]]:
     """The metadata files that a path of the command line means, each with the name the plan has for it."""
     if given.is_file():
-        if given.suffix not in SUFFIXES:
+        if _kind(given) not in SUFFIXES:
             raise DataError(f"{given} is no metadata that can be read; its name should end in {', '.join(SUFFIXES)}")
         return [(given, given.name)]
     if not given.is_dir():
         raise DataError(f"{given} does not exist; give the folder or the files of the metadata")
-    found = []
-    for path in given.rglob("*"):
-        name = path.relative_to(given)
-        hidden = any(part.startswith((".", "_")) for part in name.parts)  # _SUCCESS, .cache: what tools leave
-        if path.suffix in SUFFIXES and path.is_file() and not hidden:
-            found.append((path, name.as_posix()))
+    names = _below(given)
+    found = [(given / name, name) for name in names if _kind(Path(name)) in SUFFIXES]
     if not found:
-        raise DataError(f"{given} has no file that ends in {', '.join(SUFFIXES)}; is it the metadata's folder?")
+        unread = [name for name in names if _is_unread(name)]
+        there = f" (there is {_few(unread)})" if unread else ""
+        raise DataError(
+            f"{given} has no file that ends in {', '.join(SUFFIXES)}{there}; is it the metadata's folder, and unpacked?"
+        )
     return found
+
+
+def _below(folder: Path) -> list[str]:
+    """The names of all files below the folder and the folders linked there, but hidden ones.
+
+    Raises:
+        DataError: a link to nothing.
+        OSError: a folder that cannot be listed.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    found, seen = [], set()
+    for here, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
+        real = os.path.realpath(here)
+        if real in seen:  # a link to what is above it, or another to the same
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not _is_hidden(name))
+        for path in (Path(here, name) for name in files if not _is_hidden(name)):
+            if not path.exists():
+                raise DataError(f"{path} is a link to nothing; put back what it named, or remove it")
+            if path.is_file():
+                found.append(path.relative_to(folder).as_posix())
+    return found
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith((".", "_"))  # _SUCCESS, .cache: what tools leave
+
+
+def _is_unread(name: str) -> bool:
+    return _kind(Path(name)) not in SUFFIXES and bool(_LIKE.search(name))
+
+
+def _few(names: Sequence[str]) -> str:
+    """The first three of some names."""
+    return ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
+
+
+def _kind(path: Path) -> str:
+    return path.suffix.lower()
 
 
 def _names(path: Path) -> list[str]:
     """The names of the file's columns."""
-    if path.suffix == ".parquet":
+    if _kind(path) == ".parquet":
         return column_names(path)
-    if path.suffix == ".jsonl":
+    if _kind(path) == ".jsonl":
         names: dict[str, None] = {}
         for number, (line, _) in enumerate(_json_objects(path)):
             names.update(dict.fromkeys(line or ()))
@@ -176,7 +230,7 @@ def _csv_records(path: Path) -> Iterator[tuple[list[str], int]]:
                 yield line
             yield _END
 
-        tabs = path.suffix == ".tsv"
+        tabs = _kind(path) == ".tsv"
         reader = csv.reader(lines(), delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(lines())
         try:
             for record in reader:

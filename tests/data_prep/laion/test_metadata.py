@@ -197,6 +197,40 @@ def test_folders_are_read_in_the_order_of_names(tmp_path: Path) -> None:
     assert columns_of(tmp_path)["url"] == ["a/3.jsonl", "b/2.jsonl", "c.jsonl"]
 
 
+def test_linked_folders_and_large_suffixes_are_read(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "metadata", tmp_path / "elsewhere"
+    for name in ("metadata/A.JSONL", "elsewhere/b.Jsonl"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(json.dumps({"url": name, "caption": "c"}))
+    (folder / "linked").symlink_to(elsewhere)
+    (elsewhere / "round").symlink_to(folder)
+    assert columns_of(folder)["url"] == ["metadata/A.JSONL", "elsewhere/b.Jsonl"]
+    for name, text in (("C.CSV", "url,caption\nu,c\n"), ("D.TSV", 'url\tcaption\nu\t"c\n')):
+        (tmp_path / name).write_text(text)
+        assert columns_of(tmp_path / name)["url"] == ["u"]
+    write(tmp_path / "E.PARQUET", url=URLS, caption=URLS)
+    assert columns_of(tmp_path / "E.PARQUET")["url"] == URLS
+
+
+@pytest.mark.parametrize("name", ["b.parquet", "folder"])
+def test_a_link_to_nothing_is_told(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "a.parquet", url=URLS, caption=URLS)
+    (tmp_path / name).symlink_to("nowhere")
+    with pytest.raises(DataError, match=f"{name} is a link to nothing"):
+        find_sources([tmp_path], AUTO)
+
+
+def test_what_looks_like_metadata_and_is_not_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.csv.gz", "b.json", "c.parquet.part", "d.ndjson", "README.md", "picture.jpg", "_e.json"):
+        (tmp_path / name).touch()
+    with pytest.raises(DataError, match=r"no file that ends in .* \(there is a\.csv\.gz, .* and 1 more\)"):
+        find_sources([tmp_path], AUTO)
+    write(tmp_path / "a.parquet", url=URLS, caption=URLS)
+    assert len(find_sources([tmp_path], AUTO)) == 1
+    said = capsys.readouterr().err
+    assert said == "not read: a.csv.gz, b.json, c.parquet.part and 1 more; only .parquet, .csv, .tsv, .jsonl are\n"
+
+
 def test_other_columns_in_another_file(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", url=URLS, caption=URLS, similarity=[0.1, 0.2, 0.3])
     write(tmp_path / "b.parquet", URL=URLS, TEXT=URLS)
