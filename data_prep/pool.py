@@ -3,6 +3,7 @@
 for result in unordered(check, jobs, workers=8): ...
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -17,6 +18,7 @@ from data_prep.errors import DataError
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
+_POLL = 0.1  # seconds after which an interrupt is noticed
 
 
 def default_workers() -> int:
@@ -36,23 +38,56 @@ def unordered(function: Callable[[Job], Result], jobs: Iterable[Job], workers: i
 
     Raises:
         DataError: a process was killed, most likely for memory; what was yielded before is good.
+        KeyboardInterrupt: the first of any number of interrupts, once the processes are ended.
     """
     if workers == 1:
         yield from map(function, jobs)
         return
     rest = iter(jobs)
-    pool = new_pool(workers)
+    with _held_back() as interrupts:
+        pool = new_pool(workers)
+        try:
+            running: set[Future[Result]] = {pool.submit(function, job) for job in islice(rest, 2 * workers)}
+            while running and not interrupts:
+                done, running = wait(running, _POLL, FIRST_COMPLETED)
+                running |= {pool.submit(function, job) for job in islice(rest, len(done))}
+                for future in done:
+                    yield future.result()
+        except BrokenProcessPool:
+            if not interrupts:  # which may have reached the workers too
+                raise DataError("a worker process was killed (memory?); run again with fewer --workers") from None
+        finally:
+            _end(pool)
+
+
+@contextlib.contextmanager
+def _held_back() -> Iterator[list[int]]:
+    """Collect the interrupts that come in this block; they are raised, as one, where it ends.
+
+    Raised within the executor, or while it is ended, they would leave it waiting for ever. Once one came, those after
+    the block are passed over: the process ends.
+    """
+    came: list[int] = []
+    ours = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is signal.default_int_handler]
+    for number in ours:
+        signal.signal(number, lambda number, _: came.append(number))
     try:
-        running: set[Future[Result]] = {pool.submit(function, job) for job in islice(rest, 2 * workers)}
-        while running:
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            running |= {pool.submit(function, job) for job in islice(rest, len(done))}
-            for future in done:
-                yield future.result()
-    except BrokenProcessPool:
-        raise DataError("a worker process was killed (memory?); run again with fewer --workers") from None
+        yield came
     finally:
-        pool.shutdown(cancel_futures=True)
+        for number in ours:
+            signal.signal(number, signal.SIG_IGN if came else signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
+
+
+def _end(pool: ProcessPoolExecutor) -> None:
+    """End the workers, whatever they are at: a shard may take a minute, and nobody wants its result any more."""
+    for process in list((pool._processes or {}).values()):
+        process.kill()
+        process.join()
+    # A killed worker may have sent half a result; the pool's thread waits for the rest until nobody can write it.
+    pool._result_queue._writer.close()  # type: ignore[attr-defined]
+    pool.shutdown(cancel_futures=True)
 
 
 def end_with_parent() -> None:

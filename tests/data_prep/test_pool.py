@@ -1,8 +1,12 @@
 """Tests of data_prep.pool: every result comes, from one process or several, and a killed one is said."""
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +57,55 @@ def test_a_killed_process_is_said() -> None:
 def test_an_error_comes_out(workers: int) -> None:
     with pytest.raises(ValueError, match="0"):
         list(unordered(fail, [0], workers))
+
+
+INTERRUPTED = """
+import signal, sys
+from data_prep.__main__ import main
+from data_prep.commands import check
+from data_prep.commands.download import interrupt_on_term
+from data_prep.pool import unordered
+from test_pool import wait_or_square
+
+def run(args):
+    interrupt_on_term()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for result in unordered(wait_or_square, range(1000), 2):
+        print(result, flush=True)
+
+if __name__ == "__main__":
+    check.run = run
+    sys.exit(main(["check", "nothing"]))
+"""
+
+
+def wait_or_square(number: int) -> int:
+    if number > 3:
+        signal.pause()
+    return square(number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signals", [1, 2, 30])
+def test_interrupts_end_it_however_many_come(tmp_path: Path, number: int, signals: int) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(INTERRUPTED)
+    here = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parents[1]), str(here)])}
+    for _ in range(5):
+        process = subprocess.Popen(
+            [sys.executable, script], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        for _ in range(signals):
+            process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.05 if signals == 2 else 0.001)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 130, said
+        assert said == "interrupted; nothing half-built is left, run the same command again\n"
 
 
 def test_there_is_a_worker() -> None:
