@@ -19,6 +19,9 @@ from data_prep import atomic
 from data_prep.errors import DataError
 
 MANIFEST = "manifest.jsonl"
+_PERHAPS_OTHER = (
+    "is it a manifest of data_prep? Rename it if not; python -m data_prep manifest DIR --output FILE makes one"
+)
 _NO_NAME = re.compile(r"[\\\x00-\x1f\ud800-\udc7f\udd00-\udfff]")  # DC80 to DCFF stand for bytes of a name
 
 
@@ -107,9 +110,9 @@ def _parse_line(line: str, where: str) -> ShardEntry:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON ({error})") from None
+        raise DataError(f"{where}: not JSON ({error}); {_PERHAPS_OTHER}") from None
     if not isinstance(record, dict):
-        raise DataError(f"{where}: expected an object, found {type(record).__name__}")
+        raise DataError(f"{where}: expected an object, found {type(record).__name__}; {_PERHAPS_OTHER}")
     shard = _field(record, "shard", str, where)
     if _NO_NAME.search(shard) or not {"", ".", ".."}.isdisjoint(shard.split("/")):
         raise DataError(
@@ -136,7 +139,7 @@ def _failures(record: dict[str, Any], where: str) -> dict[str, int]:
 def _field(record: dict[str, Any], name: str, kind: type, where: str) -> Any:
     """A field of the right type, or an error that names it."""
     if name not in record:
-        raise DataError(f"{where}: '{name}' is missing")
+        raise DataError(f"{where}: '{name}' is missing; {_PERHAPS_OTHER}")
     value = record[name]
     if not isinstance(value, kind) or isinstance(value, bool):
         raise DataError(f"{where}: '{name}' must be {kind.__name__}, found {value!r}")

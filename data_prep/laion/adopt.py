@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from data_prep.errors import DataError
-from data_prep.laion.collect import failures_of, write_lists
-from data_prep.laion.verify import Options, Result, verify
+from data_prep.laion.collect import SIZES, failures_of, write_lists
+from data_prep.laion.ours import refuse_foreign
+from data_prep.laion.verify import Options, Result, shards_under, verify
 from data_prep.manifest import ShardEntry
 
 
@@ -23,17 +24,20 @@ def adopt(root: Path, file: Path, options: Options, leave_out: bool) -> Result:
         leave_out: name the sound shards alone, where others are there. Nothing is written then without it.
 
     Raises:
-        DataError: as `verify`, no sound shard, `file` inside `root`, or something else stands where a link is to be.
+        DataError: as `verify`, no sound shard, `file` inside `root`, or something else stands where a link, the
+            manifest or a sizes.json is to be. A manifest.jsonl of someone's own is passed over.
     """
     folder = file.parent
     here, there = folder.resolve(), root.resolve()
     if here != there and here.is_relative_to(there):
         raise DataError(f"--output {file} is inside {root}; a manifest stands in the folder itself, above or elsewhere")
-    folder.mkdir(parents=True, exist_ok=True)
     linked = not there.is_relative_to(here)
+    names = shards_under(root)
+    for path in (file, *sorted({(folder if linked else root) / Path(name).parent / SIZES for name in names})):
+        refuse_foreign(path)
     if linked or not os.access(root, os.W_OK):
         options = replace(options, state=folder)
-    result = verify(root, options)
+    result = verify(root, replace(options, adopting=True), names)
     if result.unsound and not leave_out:
         return result
     sound = [verdict.report for verdict in result.verdicts if not verdict.against]

@@ -17,6 +17,7 @@ from data_prep.laion.again import asked_again
 from data_prep.laion.counts import Counts, Shard, Table, count
 from data_prep.laion.finished import SUCCESS, urls_of
 from data_prep.laion.layout import Part, later_files, read_parts
+from data_prep.laion.ours import refuse_foreign
 from data_prep.laion.plan import FOLDER, PLAN, read_plan
 from data_prep.laion.sheet import draw
 from data_prep.laion.stats_page import page
@@ -39,8 +40,11 @@ def stats(output: Path, seed: int, workers: int) -> dict[str, Any]:
         are more names than are held, counts may be low by "reasons_low_by_at_most" and "hosts_low_by_at_most".
 
     Raises:
-        DataError: neither a plan nor a manifest, or a damaged one, or a damaged table of a planned part.
+        DataError: neither a plan nor a manifest, or a damaged one, or a damaged table of a planned part; or files of
+            these names that are someone's own.
     """
+    for name in (JSON, HTML):
+        refuse_foreign(output / name)
     folder, entries = _manifest(output)
     planned = read_plan(output) if (output / FOLDER / PLAN).exists() else None
     if planned is None and folder is None:

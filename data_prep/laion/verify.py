@@ -20,6 +20,7 @@ from data_prep.laion import findings
 from data_prep.laion.duplicates import in_earlier
 from data_prep.laion.journal import Journal
 from data_prep.laion.names import QUARANTINE, SHARDS, downloaded_as
+from data_prep.laion.ours import is_manifest
 from data_prep.laion.shard import Job, Report, check_shard
 from data_prep.manifest import MANIFEST, ShardEntry, parse_manifest
 from data_prep.pool import default_workers, unordered
@@ -41,6 +42,7 @@ class Options:
         max_aspect: the longer side of a picture over the shorter one.
         again: look at shards that are known and have not changed, too.
         state: the folder of the journal, None for the shards' own.
+        adopting: pass over a manifest.jsonl that data_prep did not write.
     """
 
     workers: int = field(default_factory=default_workers)
@@ -49,6 +51,7 @@ class Options:
     max_aspect: float = 3.0
     again: bool = False
     state: Path | None = None
+    adopting: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ def verify(root: Path, options: Options, names: Sequence[str] | None = None) -> 
         fresh = [name for name in names if name not in reports]
         _check(root, fresh, options, journal, reports)
         repeated = in_earlier(journal.hashes(names))
-    recorded = _recorded(root, names)
+    recorded = _recorded(root, names, options.adopting)
     verdicts = [
         Verdict(reports[name], against(reports[name], copies, recorded.get(name), options))
         for name, copies in zip(names, repeated, strict=True)
@@ -159,12 +162,12 @@ def _check(root: Path, names: Sequence[str], options: Options, journal: Journal,
             told = -(-done // _MB)
 
 
-def _recorded(root: Path, names: Sequence[str]) -> dict[str, ShardEntry]:
+def _recorded(root: Path, names: Sequence[str], adopting: bool) -> dict[str, ShardEntry]:
     """What manifests beside or above the shards say of them, by name; some may not be there."""
     entries: dict[str, ShardEntry] = {}
     for folder in {parent for name in names for parent in Path(name).parents}:
         path = root / folder / MANIFEST
-        if path.is_file():
+        if path.is_file() and (not adopting or is_manifest(path)):
             try:
                 text = path.read_text(encoding="utf-8")
             except UnicodeDecodeError:

@@ -298,6 +298,41 @@ def test_adopt_refuses_damage_unless_it_is_left_out(tmp_path: Path, capsys: pyte
     assert [entry.shard for entry in read_manifest(tmp_path)] == ["a/0.tar", "b/c/0.tar"]
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "manifest.jsonl", "a/sizes.json"])
+def test_adopt_replaces_no_file_of_others(tmp_path: Path, name: str) -> None:
+    theirs(tmp_path)
+    file = tmp_path / ("manifest.jsonl" if name == "a/sizes.json" else name)
+    (tmp_path / name).touch()
+    adopt(tmp_path, file, ALONE, leave_out=False)  # an empty file is nobody's
+    adopt(tmp_path, file, ALONE, leave_out=False)  # and this is ours
+    for content in (b'{"0.tar": 3, "1.tar": 3}', b"buy milk\n", b"\xff\n{}", b'["shard"]'):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=f"{name} was not written by data_prep and would be replaced"):
+            adopt(tmp_path, file, ALONE, leave_out=False)
+        assert (tmp_path / name).read_bytes() == content
+
+
+def test_a_manifest_of_others_is_told_or_passed_over(tmp_path: Path) -> None:
+    before = theirs(tmp_path / "theirs")
+    own = tmp_path / "theirs" / MANIFEST
+    own.write_text('{"name": "a/0.tar", "rows": 3}\n')
+    with pytest.raises(DataError, match="line 1: 'shard' is missing; is it a manifest of data_prep"):
+        verify(tmp_path / "theirs", ALONE)
+    adopt(tmp_path / "theirs", tmp_path / "ours" / MANIFEST, ALONE, leave_out=False)
+    assert [entry.shard for entry in read_manifest(tmp_path / "ours")] == list(before)
+    adopt(tmp_path / "theirs", tmp_path / "theirs/list.jsonl", ALONE, leave_out=False)
+    assert own.read_text() == '{"name": "a/0.tar", "rows": 3}\n'
+
+
+def test_adopt_of_no_shards_makes_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is no folder"):
+        adopt(tmp_path / "typo", tmp_path / "typo" / MANIFEST, ALONE, leave_out=False)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"has no \*\.tar"):
+        adopt(tmp_path / "empty", tmp_path / "ours" / MANIFEST, ALONE, leave_out=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
 def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     theirs(tmp_path)
     adopt(tmp_path, tmp_path / MANIFEST, ALONE, leave_out=False)

@@ -131,6 +131,18 @@ def test_two_processes_find_the_same(tmp_path: Path) -> None:
     assert stats(root, seed=0, workers=2) == stats(root, seed=0, workers=1)
 
 
+@pytest.mark.parametrize("name", ["stats.json", "stats.html"])
+def test_files_of_others_are_not_replaced(tmp_path: Path, name: str) -> None:
+    write_tar(tmp_path / "a.tar", samples(3))
+    adopt(tmp_path, tmp_path / "manifest.jsonl", Options(workers=1), leave_out=False)
+    for _ in range(2):
+        stats(tmp_path, 0, 1)
+    (tmp_path / name).write_text('{"mine": 1}')
+    with pytest.raises(DataError, match=f"{name} was not written by data_prep"):
+        stats(tmp_path, 0, 1)
+    assert (tmp_path / name).read_text() == '{"mine": 1}'
+
+
 def test_adopted_shards_with_and_without_a_table(tmp_path: Path) -> None:
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     write_tar(theirs / "a.tar", samples(3))
