@@ -32,6 +32,10 @@ Memory is 8 bytes a row that passes and about 0.3 GB; a rule whose column is mis
 
 exit code: 0 the plan is there, 1 it could not be made (one sentence says why), 2 wrong usage, 130 interrupted
 """
+_OPT_OUT = (
+    "what to leave out, one a line: example.org or https://example.org for all of that host and those below it, "
+    "https://example.org/sub/ for a folder, https://example.org/a.jpg for a picture; each by http and https"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +68,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     number("--min-side", int, rules.min_side, "least side of a picture", "PX")
     number("--max-aspect", float, rules.max_aspect, "most that one side may be of the other")
     number("--language", str, None, "only captions in this language, as en; needs py3langid", "CODE")
-    number("--opt-out", Path, None, "URLs and domains to leave out, one a line", "FILE")
+    number("--opt-out", Path, None, _OPT_OUT, "FILE")
     number("--sample", float, rules.sample, "share of the URLs to take, by their hash", "SHARE")
     number("--seed", int, rules.seed, "chooses the sample")
     number("--max-rows", int, None, "stop at so many rows")

@@ -1,12 +1,14 @@
 """A list of URLs and domains whose owners do not want their pictures used, one a line.
 
-    https://example.org/me.jpg      this picture
-    example.com                     everything there and at www.example.com
+    https://example.org/me.jpg      this picture, by http or https
+    https://example.org/me/         everything below it
+    example.com                     everything there and at www.example.com; so too https://example.com
     # a comment
 
 The list is held in memory, about 150 bytes a line.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,12 +37,13 @@ class OptOut:
             raise DataError(f"{path} holds no URL and no domain; leave --opt-out away if that is meant")
 
     def _add(self, text: str, where: str) -> None:
-        """One line. A URL of the whole host ("https://example.org/") is that picture alone: say the domain for all."""
+        """One line."""
         url = clean_url(text if "://" in text else f"http://{text}/")
         if url is None or ("://" not in text and url.count("/") > 3):
             raise DataError(f"{where}: {text[:80]!r} is neither a URL nor a domain; correct it or put # before it")
-        if "://" in text:
-            self._urls.add(_without_scheme(url))
+        address = _without_scheme(url)
+        if address.index("/") < len(address) - 1:
+            self._urls.add(address)
         else:
             self._domains.add(host_of(url))
 
@@ -49,7 +52,9 @@ class OptOut:
         return np.array([not self._has(url) for url in urls], dtype=bool)
 
     def _has(self, url: str) -> bool:
-        if _without_scheme(url) in self._urls:
+        address = _without_scheme(url)
+        path = address.partition("?")[0]
+        if address in self._urls or any(path[: slash.end()] in self._urls for slash in re.finditer("/", path)):
             return True
         host = host_of(url)
         while host not in self._domains:

@@ -142,6 +142,8 @@ def test_examples_are_short_and_harmless(tmp_path: Path) -> None:
 def test_opt_out(tmp_path: Path) -> None:
     path = tmp_path / "list.txt"
     path.write_text("# who asked\n\nexample.org\nBücher.example\nhttps://a.example/me.jpg#x\nb.a.example\n")
+    with open(path, "a") as file:
+        file.write("http://dir.example/sub/\nhttps://site.example\nhttp://q.example/x?y=/\n")
     urls = {
         "http://example.org/1": False,
         "https://www.example.org:8080/1": False,
@@ -151,10 +153,16 @@ def test_opt_out(tmp_path: Path) -> None:
         "https://a.example/me.jpg?x": True,
         "http://c.b.a.example/": False,
         "http://a.example/": True,
+        "https://dir.example/sub/a/1.jpg?x": False,
+        "http://dir.example/sub": True,
+        "http://dir.example/a.jpg?from=/sub/": True,
+        "http://www.site.example/a/b.jpg": False,
+        "http://q.example/x?y=/z": True,
+        "https://q.example/x?y=/": False,
     }
     assert OptOut(path).allows(list(urls)).tolist() == list(urls.values())
     funnel, _ = through(tmp_path, Settings(opt_out=path), [{**GOOD, "url": url} for url in urls])
-    assert (funnel.counts["opt_out"], funnel.rows) == (5, 3)
+    assert (funnel.counts["opt_out"], funnel.rows) == (8, 6)
 
 
 @pytest.mark.parametrize(
