@@ -22,6 +22,7 @@ from typing import Any
 
 from data_prep.errors import DataError
 from data_prep.laion.columns import Columns, find_columns
+from data_prep.laion.findings import printable
 from data_prep.laion.parquet import column_names, read_parquet
 from data_prep.laion.rows import NUMBERS, Rows, as_numbers
 
@@ -182,7 +183,7 @@ def _is_unread(name: str) -> bool:
 
 def _few(names: Sequence[str]) -> str:
     """The first three of some names."""
-    return ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
+    return ", ".join(map(printable, sorted(names)[:3])) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
 
 
 def _kind(path: Path) -> str:

@@ -1,6 +1,7 @@
 """Parquet files of strangers: read by a few thousand rows, whatever their row groups; written the same each time."""
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ def column_names(path: Path) -> list[str]:
         DataError: the file is damaged or no parquet file.
     """
     parquet = _pyarrow_parquet()
-    with _naming(path), parquet.ParquetFile(path) as file:
+    with _naming(path), _opened(path) as data, parquet.ParquetFile(data) as file:
         return list(file.schema_arrow.names)
 
 
@@ -35,7 +36,7 @@ def read_parquet(path: Path, columns: Mapping[str, str]) -> Iterator[tuple[Rows,
         DataError: the file is damaged, or a column holds neither text nor numbers, as its role asks.
     """
     parquet, read = _pyarrow_parquet(), 0
-    with _naming(path), parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as file:
+    with _naming(path), _opened(path) as data, parquet.ParquetFile(data, buffer_size=_BUFFER, pre_buffer=False) as file:
         for role, name in columns.items():
             _check_type(path, role, name, file.schema_arrow.field(name).type)
         for batch in file.iter_batches(_BATCH, columns=list(columns.values())):
@@ -85,6 +86,13 @@ def _is_text(kind: Any) -> bool:
     return str(kind) in ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
 
 
+def _opened(path: Path) -> Any:
+    """The file for pyarrow, which takes a name of any bytes only as bytes."""
+    import pyarrow as pa
+
+    return pa.OSFile(os.fsencode(path))
+
+
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
     """Turn pyarrow's errors into one that names the file; the operating system's own have it already."""
@@ -92,7 +100,7 @@ def _naming(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         reason = str(error).splitlines()[0].rstrip(".")

@@ -8,6 +8,7 @@ the same bytes.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -57,6 +58,9 @@ def plan(metadata: Sequence[Path], output: Path, columns: Columns, settings: Set
     """
     settings.check()
     shape.check()
+    if re.search("[\ud800-\udfff]", str(output)):
+        name = ascii(str(output))
+        raise UsageError(f"--output must be a name in UTF-8, which pyarrow and img2dataset need, found {name}")
     sources = find_sources(metadata, columns)
     roles = list(sources[0].columns)
     folder = output / FOLDER

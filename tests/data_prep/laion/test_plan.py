@@ -221,6 +221,25 @@ def test_command_line(tmp_path: Path, metadata: Path, capsys: pytest.CaptureFixt
         assert words[0] in capsys.readouterr().err
 
 
+def test_names_of_any_bytes(tmp_path: Path, metadata: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = metadata.rename(tmp_path / "meta\udcff")
+    (folder / "part-00001.parquet").rename(folder / "part-\udce9.parquet")
+    (folder / "\udce9.json").touch()
+    (folder / "z\udce9.csv").write_text("SAMPLE_ID,URL,TEXT,HEIGHT,WIDTH,LICENSE,NSFW,similarity\n")
+    command = ["plan", "--metadata", str(folder), "--output"]
+    for words in (["--dry-run"], [], ["--json"]):
+        assert main([*command, str(tmp_path / "out"), *words]) == 0
+    found = read_plan(tmp_path / "out")
+    assert (found["rows"], found["inputs"][1]["path"]) == (28, "part-\udce9.parquet")
+    check_metadata([folder], tmp_path / "out")
+    (folder / "part-\udce9.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match="is damaged or no parquet file"):
+        made(folder, tmp_path / "out")
+    with pytest.raises(SystemExit):
+        main([*command, str(tmp_path / "out\udcff")])
+    assert "--output must be a name in UTF-8" in capsys.readouterr().err
+
+
 GENERATE = """
 import sys
 import numpy as np, pyarrow as pa, pyarrow.parquet as pq
