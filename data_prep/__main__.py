@@ -5,6 +5,8 @@ Exit codes: 0 done, 1 refused, failed or unsound (one sentence on stderr), 2 the
 
 import argparse
 import errno
+import math
+import os
 import sys
 from collections.abc import Sequence
 
@@ -29,8 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_arguments(parser)
         parser.set_defaults(run=command.run, usage_error=parser.error)
     args = top.parse_args(argv)
+    _refuse_nan(args)
     try:
         args.run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # as `| head` ends: nobody is there to be told
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at exit
+        return 1
     except UsageError as error:
         args.usage_error(str(error))
     except DataError as error:
@@ -45,6 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted; nothing half-built is left, run the same command again", file=sys.stderr)
         return 130
     return 0
+
+
+def _refuse_nan(args: argparse.Namespace) -> None:
+    """NaN is no number to compare with: every limit would let all pass, or nothing."""
+    for name, value in vars(args).items():
+        if isinstance(value, float) and math.isnan(value):
+            args.usage_error(f"--{name.replace('_', '-')} must be a number, found nan")
 
 
 if __name__ == "__main__":

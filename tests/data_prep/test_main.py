@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,40 @@ def test_wrong_usage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
         run(monkeypatch, STATS, *words)
     assert caught.value.code == 2
     assert words[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "--metadata", "x", "--output", "y", "--min-similarity", "nan"],
+        ["verify", "x", "--max-flawed", "NaN"],
+        ["download", "--output", "y", "--deadline", "nan"],
+    ],
+)
+def test_nan_is_no_number(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(words)
+    assert caught.value.code == 2
+    assert "must be a number, found nan" in capsys.readouterr().err
+
+
+def test_a_reader_that_went_away_is_told_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("url,caption\nhttp://a.example/1,a caption\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "data_prep", "plan", "--metadata", "a.csv", "--output", "out", "--dry-run"]
+    for unbuffered in ("", "1"):
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": unbuffered},
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (1, b"")
+    os.close(writer)
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
