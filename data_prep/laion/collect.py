@@ -11,13 +11,16 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from data_prep import atomic
 from data_prep.errors import DataError
 from data_prep.laion.alone import alone
+from data_prep.laion.journal import Journal
 from data_prep.laion.names import PARTS, SHARDS, collected_as, downloaded_as
 from data_prep.laion.quarantine import set_aside
+from data_prep.laion.shard import Report, state_of
 from data_prep.laion.verify import Options, Result, shards_under, verify
 from data_prep.manifest import MANIFEST, ShardEntry, write_manifest
 
@@ -45,9 +48,12 @@ def _collect(root: Path, options: Options) -> Result:
     result = verify(root, options, names)
     set_aside(root, result.unsound)
     (root / SHARDS).mkdir(exist_ok=True)
-    sound = [verdict.report.name for verdict in result.verdicts if not verdict.against]
-    for folder in {_take(root, name) for name in sound if name.startswith(f"{PARTS}/")} | {root / SHARDS}:
+    sound = [verdict.report for verdict in result.verdicts if not verdict.against]
+    moved = {report.name: _take(root, report) for report in sound if report.name.startswith(f"{PARTS}/")}
+    for folder in {(root / name).parent for name in moved} | {root / SHARDS}:
         atomic.fsync(folder)
+    with Journal(options.state or root) as journal:
+        journal.move(moved)
     entries = list(_entries(root, result))
     if any(entry.samples for entry in entries) or not result.unsound:
         write_lists(root / SHARDS, entries)
@@ -91,13 +97,13 @@ def _finished(root: Path, name: str) -> bool:
     )
 
 
-def _take(root: Path, name: str) -> Path:
-    """Move a shard to the verified ones; returns the folder that it left."""
-    source, target = root / name, root / collected_as(name)
+def _take(root: Path, report: Report) -> Report:
+    """Move a shard to the verified ones; returns its report there. To rename a file changes its ctime."""
+    source, target = root / report.name, root / collected_as(report.name)
     if target.exists():
         raise DataError(f"{source} was downloaded again though {target} is there; remove one of them")
     os.rename(source, target)
-    return source.parent
+    return replace(report, name=collected_as(report.name), seen=[state_of(target), *report.seen[1:]])
 
 
 def _entries(root: Path, result: Result) -> Iterable[ShardEntry]:

@@ -1,17 +1,18 @@
 """What verify found, kept as it goes: `verify.jsonl`, a line a shard, and `verify.hashes`, 64 bits a picture.
 
     with Journal(folder) as journal:
-        known = journal.find(name, size, mtime_ns, max_aspect)
+        known = journal.find(name, look(root / name), max_aspect)
         journal.add(report, hashes)
 
-A line is written when its hashes are on the disk. A line that a kill cut short is passed over, and a later line of a
-shard stands in place of an earlier one. A shard that was moved keeps its line, under its old name: see `find`.
+A line is written when its hashes are on the disk. A line that is damaged, as its CRC-32 says, is passed over, and a
+later line of a shard stands in place of an earlier one.
 """
 
 import fcntl
 import json
 import os
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -66,18 +67,16 @@ class Journal:
         """Keep a report and its shard's hashes (uint64); they are on the disk when this returns."""
         place = self._hashes.seek(0, os.SEEK_END) // _ITEM
         _put(self._hashes, hashes.astype("<u8").tobytes())
-        line = {**asdict(report), "hashes": [place, len(hashes)]}
-        _put(self._lines, json.dumps(line).encode() + b"\n")
-        self._known[report.name] = line
+        self._write([{**asdict(report), "hashes": [place, len(hashes)]}])
 
-    def find(self, names: Sequence[str], size: int, mtime_ns: int, max_aspect: float) -> Report | None:
-        """The report of a shard by the names it may have had, None where the file is another now."""
-        for name in names:
-            line = self._known.get(name)
-            if line and (line["bytes"], line["mtime_ns"], line["max_aspect"]) == (size, mtime_ns, max_aspect):
-                self._known[names[0]] = {**line, "name": names[0]}
-                return _report(self._known[names[0]])
-        return None
+    def move(self, moved: Mapping[str, Report]) -> None:
+        """Keep the reports of shards that were moved, by their names before; they have been added under those."""
+        self._write([{**asdict(report), "hashes": self._known[before]["hashes"]} for before, report in moved.items()])
+
+    def find(self, name: str, seen: list[list[int]], max_aspect: float) -> Report | None:
+        """The report of a shard, None where it or what is beside it is another now (`seen`, by shard.look)."""
+        line = self._known.get(name)
+        return _report(line) if line and (line["seen"], line["max_aspect"]) == (seen, max_aspect) else None
 
     def hashes(self, names: Sequence[str]) -> list[np.ndarray]:
         """Each shard's hashes, as they stand in the file: they are read when they are used."""
@@ -96,14 +95,22 @@ class Journal:
         for last in self._lines:
             try:
                 line = json.loads(last)
-                _report(line)
-                if sum(line["hashes"]) <= stored:
+                whole = line.pop("crc32") == _crc32(line)
+                if whole and sum(line["hashes"]) <= stored:
                     known[line["name"]] = line
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
                 continue
         if not last.endswith(b"\n"):
             self._lines.write(b"\n")  # so that the next line is not taken for the rest of this one
         return known
+
+    def _write(self, lines: Sequence[dict[str, Any]]) -> None:
+        _put(self._lines, b"".join(json.dumps({**line, "crc32": _crc32(line)}).encode() + b"\n" for line in lines))
+        self._known |= {line["name"]: line for line in lines}
+
+
+def _crc32(line: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(line).encode())
 
 
 def _report(line: dict[str, Any]) -> Report:

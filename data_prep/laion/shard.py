@@ -4,6 +4,7 @@ report, hashes = check_shard(Job(root=Path("laion"), name="parts/00000/00003.tar
 """
 
 import json
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,16 +35,33 @@ class Job:
 
 @dataclass
 class Report:
-    """What was found in a shard: how often each reason, with its first example."""
+    """What was found in a shard: how often each reason, with its first example; `seen` is what was looked at."""
 
     name: str
     bytes: int
-    mtime_ns: int
+    seen: list[list[int]]
     max_aspect: float
     sha256: str = ""
     samples: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
+
+
+def look(path: Path) -> list[list[int]]:
+    """Size, times and inode of a shard and of what the download wrote beside it, nothing for what is not there.
+
+    A copy that keeps the time of other bytes (`cp -a`) has another inode, and a file that is written to another ctime.
+    """
+    return [state_of(file) for file in (path, *_records(path))]
+
+
+def state_of(file: Path) -> list[int]:
+    """What changes with a file's bytes; nothing where there is no file."""
+    try:
+        stat = os.stat(file)
+    except OSError:
+        return []
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
 def check_shard(job: Job) -> tuple[Report, np.ndarray]:
@@ -54,8 +72,8 @@ def check_shard(job: Job) -> tuple[Report, np.ndarray]:
     """
     path, found = job.root / job.name, Found()
     hashes = np.zeros(0, np.uint64)
-    stat = path.stat() if path.exists() else None
-    report = Report(job.name, stat.st_size if stat else 0, stat.st_mtime_ns if stat else 0, job.max_aspect)
+    seen = look(path)
+    report = Report(job.name, seen[0][0] if seen[0] else 0, seen, job.max_aspect)
     if path.is_file():
         try:
             report.sha256 = sha256_file(path)
@@ -65,7 +83,7 @@ def check_shard(job: Job) -> tuple[Report, np.ndarray]:
         except OSError as error:
             found.add(findings.UNREADABLE, error.strerror or str(error))
     else:
-        found.add(findings.UNREADABLE, "it is no regular file" if stat else "it is a link to nothing")
+        found.add(findings.UNREADABLE, "it is no regular file" if seen[0] else "it is a link to nothing")
     report.counts, report.examples = dict(found.counts), found.examples
     return report, hashes
 
@@ -92,8 +110,7 @@ def _check_samples(path: Path, report: Report, found: Found) -> np.ndarray:
 
 def _check_beside(path: Path, keys: Sequence[str], found: Found) -> None:
     """The download's own table and statistics; a shard without them must hold a sample."""
-    tar = _downloaded(path)
-    table, stats = tar.with_suffix(".parquet"), tar.with_name(f"{tar.stem}_stats.json")
+    table, stats = _records(path)
     try:
         in_table = _successes(table) if table.is_file() else None
         in_stats = json.loads(stats.read_bytes())["successes"] if stats.is_file() else None
@@ -112,10 +129,11 @@ def _check_beside(path: Path, keys: Sequence[str], found: Found) -> None:
         found.add(findings.EMPTY, "")
 
 
-def _downloaded(path: Path) -> Path:
-    """Where a shard lay when its table was written: a collected one is not beside it any more."""
+def _records(path: Path) -> tuple[Path, Path]:
+    """The table and the statistics of a shard: those of a collected one are where it was downloaded to."""
     before = downloaded_as(f"{path.parent.name}/{path.name}")
-    return path.parent.parent / before if before else path
+    tar = path.parent.parent / before if before else path
+    return tar.with_suffix(".parquet"), tar.with_name(f"{tar.stem}_stats.json")
 
 
 def _successes(table: Path) -> list[str] | None:

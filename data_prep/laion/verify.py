@@ -19,9 +19,9 @@ from data_prep.errors import DataError
 from data_prep.laion import findings
 from data_prep.laion.duplicates import in_earlier
 from data_prep.laion.journal import Journal
-from data_prep.laion.names import QUARANTINE, SHARDS, downloaded_as
+from data_prep.laion.names import QUARANTINE, SHARDS
 from data_prep.laion.ours import is_manifest
-from data_prep.laion.shard import Job, Report, check_shard
+from data_prep.laion.shard import Job, Report, check_shard, look
 from data_prep.manifest import MANIFEST, ShardEntry, parse_manifest
 from data_prep.pool import default_workers, unordered
 from data_prep.progress import progress
@@ -98,7 +98,8 @@ def verify(root: Path, options: Options, names: Sequence[str] | None = None) -> 
     with Journal(options.state or root) as journal:
         if options.again:
             journal.clear()
-        reports = {name: known for name in names if (known := _known(journal, root, name, options))}
+        found = ((name, journal.find(name, look(root / name), options.max_aspect)) for name in names)
+        reports = {name: known for name, known in found if known}
         fresh = [name for name in names if name not in reports]
         _check(root, fresh, options, journal, reports)
         repeated = in_earlier(journal.hashes(names))
@@ -139,15 +140,6 @@ def _walk(root: Path) -> Iterator[str]:
         yield from (str(below / name) for name in files if name.endswith(".tar") and not name.startswith("."))
 
 
-def _known(journal: Journal, root: Path, name: str, options: Options) -> Report | None:
-    try:
-        stat = os.stat(root / name)
-    except OSError:  # a link to nothing
-        return None
-    before = downloaded_as(name)
-    return journal.find([name, before] if before else [name], stat.st_size, stat.st_mtime_ns, options.max_aspect)
-
-
 def _check(root: Path, names: Sequence[str], options: Options, journal: Journal, reports: dict[str, Report]) -> None:
     """Look at these shards; each is kept as it is done."""
     sizes = sum(os.path.getsize(root / name) for name in names if os.path.exists(root / name))
@@ -178,7 +170,7 @@ def _recorded(root: Path, names: Sequence[str], adopting: bool) -> dict[str, Sha
 
 def _missing(name: str) -> Verdict:
     words = {findings.UNREADABLE: "it is missing, and the manifest names it"}
-    return Verdict(Report(name, 0, 0, 0.0, counts={findings.UNREADABLE: 1}, examples=words), words)
+    return Verdict(Report(name, 0, [], 0.0, counts={findings.UNREADABLE: 1}, examples=words), words)
 
 
 def against(report: Report, copies: int, recorded: ShardEntry | None, options: Options) -> dict[str, str]:

@@ -204,10 +204,9 @@ def test_put_aside_again_and_again(tmp_path: Path) -> None:
 def test_a_name_that_is_collected_is_not_overwritten(tmp_path: Path) -> None:
     download(tmp_path)
     collect(tmp_path, ALONE)
-    write_tar(tmp_path / "parts/00000/00000.tar", samples(4, 70))
-    write_record(tmp_path / "parts/00000/00000.tar", [f"{n:09d}" for n in range(70, 74)])
+    downloaded(tmp_path / "parts/00000", 0)
     with pytest.raises(DataError, match="was downloaded again though"):
-        collect(tmp_path, ALONE)
+        collect(tmp_path, Options(workers=1, max_flawed=1.0))
 
 
 def test_while_it_is_downloaded_nothing_is_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

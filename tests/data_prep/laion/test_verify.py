@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -378,6 +379,49 @@ def test_a_journal_that_a_kill_cut_short(tmp_path: Path) -> None:
         (tmp_path / "verify.hashes").write_bytes(hashes[: 3 + cut // 20])
         assert found(verify(tmp_path, ALONE)) == found(first)
         assert verify(tmp_path, ALONE).bytes_read == 0
+
+
+def test_other_bytes_of_the_same_size_and_time_are_seen(tmp_path: Path) -> None:
+    shard = write_tar(tmp_path / "a.tar", GOOD)
+    verify(tmp_path, ALONE)
+    before = shard.stat()
+    whole = bytearray(shard.read_bytes())
+    whole[600] ^= 1  # in the first picture
+    for place in (shard, tmp_path / "copy.tar"):  # written over, and a copy put in its place
+        place.write_bytes(whole)
+        os.utime(place, ns=(before.st_atime_ns, before.st_mtime_ns))
+        os.replace(place, shard)
+        assert verify(tmp_path, ALONE).verdicts[0].report.sha256 == sha256_file(shard)
+        whole[600] ^= 2
+    assert verify(tmp_path, ALONE).bytes_read == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (rb"(?s).*", b"[" * 100_000 + b"\n"),
+        (rb"(?s).*", b"5\nnull\n[]\n{}\n\xff\n"),
+        (rb'"hashes": \[0, 4\]', b'"hashes": [0, 4, 0]'),
+        (rb'"hashes": \[0, 4\]', b'"hashes": [0]'),
+        (rb'"hashes": \[0, 4\]', b'"hashes": [0.0, 4.0]'),
+        (rb'"hashes": \[0, 4\]', b'"hashes": [-3, 4]'),
+        (rb'"samples": 4', b'"samples": "4"'),
+        (rb'"samples": 4, ', b""),
+        (rb'"examples": {}, ', b""),
+        (rb'"counts": {}', b'"counts": {"no such": 1.5}'),
+        (rb'"crc32": \d+', b'"crc32": 0'),
+    ],
+)
+def test_a_damaged_line_is_passed_over(tmp_path: Path, old: bytes, new: bytes) -> None:
+    write_tar(tmp_path / "a.tar", GOOD)
+    first = verify(tmp_path, ALONE)
+    lines = (tmp_path / LINES).read_bytes()
+    damaged = re.sub(old, lambda _: new, lines, count=1)
+    assert damaged != lines
+    (tmp_path / LINES).write_bytes(damaged)
+    again = verify(tmp_path, ALONE)
+    assert (found(again), again.samples_read) == (found(first), 4)
+    assert verify(tmp_path, ALONE).bytes_read == 0
 
 
 def test_killed_and_started_again(tmp_path: Path) -> None:
