@@ -25,6 +25,7 @@ from data_prep.manifest import ShardEntry, sha256_file
 
 KEY = "__key__"
 PICTURES = ("jpg", "jpeg", "png", "webp")  # the suffixes of a sample's picture, the first that is there
+REPACK = 'pack it anew without folders: see "Members in folders" in docs/data.md'
 _BLOCK = 512
 # Of all that Pillow reads, what pictures come in: its EPS reader would run Ghostscript on a sample.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO")
@@ -108,7 +109,7 @@ def read_samples(path: Path | str) -> Iterator[dict[str, bytes]]:
     for name, content in _members(path):
         key, dot, suffix = name.partition(".")
         if not key or not suffix or not dot or "." in suffix or "/" in name:
-            raise DataError(f"{path}: member {name!r} is not named KEY.SUFFIX")
+            raise DataError(f"{path}: member {name!r} is not named KEY.SUFFIX{f'; {REPACK}' if '/' in name else ''}")
         if key != current:
             if current is not None:
                 yield sample
@@ -127,7 +128,7 @@ def _members(path: Path) -> Iterator[tuple[str, bytes]]:
     """(name, content) of each member."""
     for info, file in read_headers(path):
         if not info.isfile() or info.issparse():
-            raise DataError(f"{path}: member {info.name!r} is not a plain file")
+            raise DataError(f"{path}: member {info.name!r} is not a plain file{f'; {REPACK}' if info.isdir() else ''}")
         file.seek(info.offset_data)
         yield info.name, file.read(info.size)
 

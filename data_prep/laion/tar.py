@@ -15,7 +15,7 @@ from pathlib import Path
 from data_prep.errors import DataError
 from data_prep.laion import findings
 from data_prep.laion.findings import Found
-from data_prep.shards import read_headers
+from data_prep.shards import REPACK, read_headers
 
 MOST_BYTES = 1 << 28
 # Suffixes that a reader would unpickle, import or run, wherever they stand in a name: "a.pyd.gz" is unpickled too.
@@ -38,7 +38,8 @@ def walk(path: Path, found: Found) -> Iterator[tuple[str, dict[str, bytes]]]:
     try:
         for info, file in read_headers(path):
             if problem := _problem(info):
-                found.add(problem, info.name)
+                in_folder = info.isdir() or (problem == findings.NAME and "/" in info.name)
+                found.add(problem, f"{info.name[:200]}; {REPACK}" if in_folder else info.name)
                 continue
             name, _, suffix = info.name.partition(".")
             suffix = suffix.lower()

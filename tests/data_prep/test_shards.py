@@ -1,6 +1,7 @@
 """Tests of data_prep.shards: same bytes out as in, nothing lost in silence, every kind of picture seen as it is."""
 
 import io
+import subprocess
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from data_prep.errors import DataError
+from data_prep.laion.findings import NAME, Found
+from data_prep.laion.tar import walk
 from data_prep.manifest import sha256_file
 from data_prep.shards import KEY, ShardWriter, decode_image, read_samples
 
@@ -94,6 +97,29 @@ def test_repeated_key(tmp_path: Path) -> None:
 def test_members_that_would_mix_samples(tmp_path: Path, members: list[tuple[str, bytes]], complaint: str) -> None:
     with pytest.raises(DataError, match=complaint):
         list(read_samples(plain_tar(tmp_path / "a.tar", members)))
+
+
+def test_members_in_folders_are_packed_anew_as_the_page_says(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/data.md").read_text(encoding="utf-8")
+    script = page.partition("**Members in folders.**")[2].partition("```bash\n")[2].partition("```")[0]
+    content = {"0.jpg": b"a", "0.txt": b"b", "a/b/0.jpg": b"c", "a/b/0.txt": b"d", "a/b/0-1.txt": b"e"}
+    for name, data in content.items():
+        (tmp_path / "old" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "old" / name).write_bytes(data)
+    subprocess.run(["tar", "cf", tmp_path / "x.tar", "."], cwd=tmp_path / "old", check=True)
+    with pytest.raises(DataError, match='pack it anew without folders: see "Members in folders"'):
+        list(read_samples(tmp_path / "x.tar"))
+    plain_tar(tmp_path / "y.tar", [("./0.jpg", b"a")])
+    with pytest.raises(DataError, match=r"member '\./0\.jpg' is not named KEY\.SUFFIX; pack it anew"):
+        list(read_samples(tmp_path / "y.tar"))
+    list(walk(tmp_path / "y.tar", found := Found()))
+    assert found.examples[NAME].startswith("./0.jpg; pack it anew")
+    subprocess.run(["bash", "-ec", script], cwd=tmp_path, check=True)
+    assert list(read_samples(tmp_path / "x-new.tar")) == [
+        {KEY: b"0", "jpg": b"a", "txt": b"b"},
+        {KEY: b"a_b_0-1", "txt": b"e"},
+        {KEY: b"a_b_0", "jpg": b"c", "txt": b"d"},
+    ]
 
 
 def test_link_is_no_sample(tmp_path: Path) -> None:
