@@ -21,8 +21,24 @@ APART = "members of a sample are apart"
 EMPTY = "no sample"
 COUNT = "another number of samples than recorded"
 KEYS = "other keys than the table has"
+RECORD = "table or statistics of the download missing"
 OTHER_BYTES = "other bytes than the manifest has"
-DAMAGE = (UNREADABLE, TAR, MEMBER, NAME, CLIMBS, EXECUTABLE, HUGE, TWICE, APART, EMPTY, COUNT, KEYS, OTHER_BYTES)
+DAMAGE = (
+    UNREADABLE,
+    TAR,
+    MEMBER,
+    NAME,
+    CLIMBS,
+    EXECUTABLE,
+    HUGE,
+    TWICE,
+    APART,
+    EMPTY,
+    COUNT,
+    KEYS,
+    RECORD,
+    OTHER_BYTES,
+)
 
 NO_PICTURE = "no picture"
 PICTURES_TWO = "several pictures"

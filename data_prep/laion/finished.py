@@ -69,10 +69,9 @@ def read_table(part: Part, shard: int) -> list[dict[str, Any]]:
 
     path = part.file_of(shard, ".parquet")
     try:
-        rows: list[dict[str, Any]] = parquet.read_table(
-            path, columns=["url", "key", "status", "error_message"]
-        ).to_pylist()
-    except (OSError, ArrowException) as error:
+        columns = ["url", "key", "status", "error_message"]
+        rows: list[dict[str, Any]] = parquet.read_table(path, columns=columns).select(columns).to_pylist()
+    except (OSError, ValueError, LookupError, ArrowException) as error:
         raise UnfinishedError(f"{path.name} is not readable: {error}") from None
     return rows
 

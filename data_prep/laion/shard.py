@@ -15,12 +15,13 @@ import numpy as np
 from data_prep.errors import DataError
 from data_prep.laion import findings
 from data_prep.laion.findings import Found
-from data_prep.laion.names import downloaded_as
+from data_prep.laion.names import PARTS, downloaded_as
 from data_prep.laion.pictures import check_sample
 from data_prep.laion.tar import walk
 from data_prep.manifest import sha256_file
 from data_prep.words import many
 
+_READ = ("url", "caption", "key", "status", "error_message")  # the first and last for `stats` and `retry`
 MOST_ROWS = 1 << 22  # of a table: a file of kilobytes can hold many more
 
 
@@ -109,8 +110,15 @@ def _check_samples(path: Path, report: Report, found: Found) -> np.ndarray:
 
 
 def _check_beside(path: Path, keys: Sequence[str], found: Found) -> None:
-    """The download's own table and statistics; a shard without them must hold a sample."""
+    """The download's own table and statistics; a shard without them must hold a sample.
+
+    Of a collected shard none may be missing where its part is there: `retry` and `stats` go by them.
+    """
     table, stats = _records(path)
+    lacking = [record.name for record in (table, stats) if not record.is_file()]
+    ours = table.parent != path.parent or (table.parent.parent.name == PARTS and len(lacking) == 1)
+    if lacking and ours and table.parent.is_dir():
+        found.add(findings.RECORD, " and ".join(lacking))
     try:
         in_table = _successes(table) if table.is_file() else None
         in_stats = json.loads(stats.read_bytes())["successes"] if stats.is_file() else None
@@ -147,6 +155,6 @@ def _successes(table: Path) -> list[str] | None:
             return None
         if file.metadata.num_rows > MOST_ROWS:
             raise ValueError(f"{file.metadata.num_rows} rows")
-        rows = file.read(columns=["key", "status"])
+        rows = file.read(columns=[name for name in _READ if name in file.schema_arrow.names])
     pairs = zip(rows["key"].to_pylist(), rows["status"].to_pylist(), strict=True)
     return [key for key, status in pairs if status == "success"]

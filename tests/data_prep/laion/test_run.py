@@ -13,7 +13,9 @@ from shard_files import downloaded, encoded, meta, write_record, write_tar
 
 from data_prep.__main__ import main
 from data_prep.commands import run
+from data_prep.errors import DataError
 from data_prep.laion.layout import read_parts
+from data_prep.laion.retry import plan_retry
 from data_prep.manifest import read_manifest
 
 ROWS = 10
@@ -117,6 +119,35 @@ def test_a_shard_that_stays_damaged_is_an_error(
     assert "error: 1 shard unsound again" in said.err
     assert len(read_manifest(tmp_path / "set" / "shards")) == 1
     assert main(words) == 0
+
+
+@pytest.mark.parametrize("record", [".parquet", "_stats.json"])
+@pytest.mark.parametrize("content", [None, b"bad"])
+def test_a_collected_shard_whose_record_is_lost_is_downloaded_again(
+    tmp_path: Path,
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    record: str,
+    content: bytes | None,
+) -> None:
+    made = stand_in(monkeypatch, damaged=0)
+    assert main(words) == 0
+    part = read_parts(tmp_path / "set")[1]
+    part.file_of(0, record).unlink()
+    if content:
+        part.file_of(0, record).write_bytes(content)
+    if record == ".parquet":
+        with pytest.raises(DataError, match=r"00000.parquet is not readable.*data_prep run puts .*00001-00000.tar"):
+            plan_retry(tmp_path / "set")
+    capsys.readouterr()
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert "put aside and downloaded again: 1 shard" in said.err
+    assert "10 rows downloaded, 80.0 % success" in said.out
+    assert "8 samples in 2 verified shards" in said.out
+    assert made[2:] == [part.file_of(0, ".tar")]
+    assert (tmp_path / "set/quarantine/shards-00001-00000.tar").exists()
 
 
 @pytest.mark.parametrize("everywhere", [False, True])

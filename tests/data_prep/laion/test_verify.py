@@ -287,6 +287,25 @@ def test_nothing_downloaded_is_sound_where_that_was_recorded(tmp_path: Path) -> 
     assert not reasons(tmp_path)
 
 
+@pytest.mark.parametrize("record", ["00000.parquet", "00000_stats.json"])
+@pytest.mark.parametrize("content", [None, b"", b"PAR1{"])
+def test_a_shard_of_ours_without_its_record(tmp_path: Path, record: str, content: bytes | None) -> None:
+    """Collected, or not yet; a copy of shards/ alone is sound."""
+    tar = downloaded(tmp_path / "parts/00000", 0)
+    (tmp_path / "shards").mkdir()
+    for place in (tar, tmp_path / "shards/00000-00000.tar"):
+        tar.rename(place)
+        assert not reasons(tmp_path)
+        whole = (tmp_path / "parts/00000" / record).read_bytes()
+        (tmp_path / "parts/00000" / record).unlink()
+        if content is not None:
+            (tmp_path / "parts/00000" / record).write_bytes(content)
+        assert reasons(tmp_path) == {why.RECORD if content is None else why.COUNT}
+        (tmp_path / "parts/00000" / record).write_bytes(whole)
+    (tmp_path / "parts/00000").rename(tmp_path / "elsewhere")
+    assert not reasons(tmp_path)
+
+
 def test_what_a_manifest_recorded(tmp_path: Path) -> None:
     shard = write_tar(tmp_path / "a.tar", GOOD)
     write_manifest(tmp_path, [ShardEntry("a.tar", shard.stat().st_size, "0" * 64, 5)])
