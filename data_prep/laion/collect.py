@@ -4,7 +4,8 @@
 
 Shards that `download` has finished are verified; sound ones move to `shards/` as they are, by a rename on the same
 disk, and the others to `quarantine/`: `download` then finds them missing and makes them again. Only then is the
-manifest written, from all of `shards/`. Killed anywhere, it goes on: a shard is always in one of the three places.
+manifest written, from all of `shards/`. Killed anywhere, it goes on: a shard is always in one of the three places. One
+of which nothing came stays in its part: no manifest names it, and where its table is not, no tar may be empty.
 """
 
 import json
@@ -49,7 +50,8 @@ def _collect(root: Path, options: Options) -> Result:
     set_aside(root, result.unsound)
     (root / SHARDS).mkdir(exist_ok=True)
     sound = [verdict.report for verdict in result.verdicts if not verdict.against]
-    moved = {report.name: _take(root, report) for report in sound if report.name.startswith(f"{PARTS}/")}
+    taken = [report for report in sound if report.name.startswith(f"{PARTS}/") and report.samples]
+    moved = {report.name: _take(root, report) for report in taken}
     for folder in {(root / name).parent for name in moved} | {root / SHARDS}:
         atomic.fsync(folder)
     with Journal(options.state or root) as journal:

@@ -22,7 +22,7 @@ from urllib.request import getproxies_environment
 
 from data_prep.errors import DataError
 from data_prep.laion.alone import alone
-from data_prep.laion.finished import UnfinishedError, check, discard, urls_of
+from data_prep.laion.finished import SUFFIXES, UnfinishedError, check, discard, urls_of
 from data_prep.laion.group import Group, end_marked
 from data_prep.laion.http import Limits
 from data_prep.laion.layout import Part, check_plan, later_files, read_parts
@@ -179,8 +179,9 @@ def _missing(part: Part, state: State, tally: Tally) -> list[int]:
     unknown = []
     for shard in range(part.shards):
         found = recorded.get(f"{shard:05d}")
-        tar = part.file_of(shard, ".tar")
-        if found and (part.collected(shard).exists() or (tar.exists() and tar.stat().st_size == found["bytes"])):
+        files = [part.file_of(shard, suffix) for suffix in SUFFIXES]
+        whole = all(file.exists() for file in files) and found and files[0].stat().st_size == found["bytes"]
+        if found and (part.collected(shard).exists() or whole):
             tally.add(found["reasons"], earlier=True)
         else:
             unknown.append(shard)

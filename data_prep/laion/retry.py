@@ -53,8 +53,8 @@ def _failed_rows(part: Part, later: list[Path]) -> dict[int, str]:
         try:
             table = read_table(part, shard)
         except UnfinishedError as error:
-            if part.collected(shard).exists():
-                advice = f"python -m data_prep run puts {part.collected(shard)} aside and makes it again"
+            if part.collected(shard).exists() or part.file_of(shard, ".parquet").exists():
+                advice = "python -m data_prep run puts this shard aside and makes it again"
                 raise DataError(f"part {part.name}: {error}; {advice}") from None
             raise DataError(f"part {part.name} is not downloaded yet ({error}); run download first") from None
         first = part.rows_of(shard).start

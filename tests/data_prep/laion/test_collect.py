@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,8 @@ def test_collect(tmp_path: Path) -> None:
     assert tars(tmp_path) == sorted(
         [
             "parts/00000/00003.tar",
+            "parts/00000/00002.tar",  # which nothing came of
             "quarantine/parts-00000-00001.tar",
-            "shards/00000-00002.tar",
             *(f"shards/{name}" for name in sound),
         ]
     )
@@ -71,6 +72,8 @@ def test_collect(tmp_path: Path) -> None:
     }
     assert [(entry.samples, entry.failures) for entry in entries] == [(4, {"HTTP Error 404: Not Found": 1})] * 3
     assert json.loads((shards / "sizes.json").read_text()) == dict.fromkeys(sorted(sound), 4)
+    shutil.copytree(shards, tmp_path / "copy")
+    assert not verify(tmp_path / "copy", ALONE).unsound
     why_not = json.loads((tmp_path / "quarantine/parts-00000-00001.json").read_text())
     assert why_not["shard"] == "parts/00000/00001.tar"
     assert why.TAR in why_not["against"]
