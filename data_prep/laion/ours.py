@@ -23,7 +23,7 @@ def refuse_foreign(path: Path) -> None:
     known = {"sizes.json": _is_sizes, "stats.json": _is_stats, "stats.html": _is_page}.get(path.name, is_manifest)
     if not known(path):
         raise DataError(
-            f"{path} was not written by data_prep and would be replaced; rename it, or give another --output"
+            f"{path} was not written by data_prep and would be replaced; rename it, or give --output in another folder"
         )
 
 
