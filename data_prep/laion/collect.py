@@ -11,15 +11,18 @@ of which nothing came stays in its part: no manifest names it, and where its tab
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from data_prep import atomic
 from data_prep.errors import DataError
 from data_prep.laion.alone import alone
+from data_prep.laion.findings import printable
 from data_prep.laion.journal import Journal
+from data_prep.laion.layout import read_parts
 from data_prep.laion.names import PARTS, SHARDS, collected_as, downloaded_as
+from data_prep.laion.plan import FOLDER, PLAN
 from data_prep.laion.quarantine import set_aside
 from data_prep.laion.shard import Report, state_of
 from data_prep.laion.verify import Options, Result, shards_under, verify
@@ -35,8 +38,8 @@ def collect(root: Path, options: Options) -> Result:
         The verdicts, with the names that the shards had before. There is no manifest where no sound one has a sample.
 
     Raises:
-        DataError: a download of `root` is running, nothing was downloaded, all is sound and holds no sample, or a shard
-            of a name that is collected was downloaded again.
+        DataError: a download of `root` is running, nothing was downloaded, `shards/` has one that the plan does not,
+            all is sound and holds no sample, or a shard of a name that is collected was downloaded again.
     """
     with alone(root):
         return _collect(root, options)
@@ -46,6 +49,7 @@ def _collect(root: Path, options: Options) -> Result:
     names = [name for name in shards_under(root) if name.startswith(f"{SHARDS}/") or _finished(root, name)]
     if not names:
         raise DataError(f"{root} has no downloaded shard; run: python -m data_prep download, first")
+    _refuse_strays(root, names)
     result = verify(root, options, names)
     set_aside(root, result.unsound)
     (root / SHARDS).mkdir(exist_ok=True)
@@ -97,6 +101,18 @@ def _finished(root: Path, name: str) -> bool:
         and name.startswith(f"{PARTS}/")
         and path.with_name(f"{path.stem}_stats.json").exists()
     )
+
+
+def _refuse_strays(root: Path, names: Sequence[str]) -> None:
+    """Raise DataError where there is a shard among the collected ones that no part of the plan has, as a copy."""
+    parts = read_parts(root) if (root / FOLDER / PLAN).exists() else None
+    planned = parts and {str(part.collected(shard).relative_to(root)) for part in parts for shard in range(part.shards)}
+    for name in names:
+        if name.startswith(f"{SHARDS}/") and (name not in planned if planned else downloaded_as(name) is None):
+            raise DataError(
+                f"{printable(str(root / name))} is no shard of this plan, perhaps a copy; move it out of "
+                f"{root / SHARDS} and run the same command again"
+            )
 
 
 def _take(root: Path, report: Report) -> Report:

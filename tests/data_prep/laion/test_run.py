@@ -4,6 +4,7 @@ The download stands in for img2dataset, which test_download.py runs for real.
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,23 @@ def test_a_collected_shard_whose_record_is_lost_is_downloaded_again(
     assert "8 samples in 2 verified shards" in said.out
     assert made[2:] == [part.file_of(0, ".tar")]
     assert (tmp_path / "set/quarantine/shards-00001-00000.tar").exists()
+
+
+@pytest.mark.parametrize("name", ["zzz.tar", "00007-00000.tar", "00000-00001.tar", "a/00000-00000.tar"])
+def test_a_copy_among_the_collected_shards_is_named(
+    tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    stand_in(monkeypatch, damaged=0)
+    assert main(words) == 0
+    shards = tmp_path / "set/shards"
+    before = (shards / "manifest.jsonl").read_bytes()
+    (shards / name).parent.mkdir(exist_ok=True)
+    shutil.copy(shards / "00000-00000.tar", shards / name)
+    assert main(words) == 1
+    assert f"error: {shards / name} is no shard of this plan" in capsys.readouterr().err
+    assert (shards / "manifest.jsonl").read_bytes() == before
+    (shards / name).unlink()
+    assert main(words) == 0
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
