@@ -24,6 +24,7 @@ EXECUTABLE = re.compile(
     r"ps1|vbs|js|mjs|php|pl|rb|lnk|desktop)(\.|$)",
     re.IGNORECASE,
 )
+_OF_READERS = re.compile(r"(^|\.)__.*__")  # webdataset passes over such a key and has fields of its own by such a suffix
 _NAME = re.compile(r"[^./\\\x00-\x1f\x7f]+\.[^./\\\x00-\x1f\x7f]+")
 
 
@@ -70,7 +71,7 @@ def _problem(info: tarfile.TarInfo) -> str | None:
         return findings.CLIMBS
     if EXECUTABLE.search(name):
         return findings.EXECUTABLE
-    if not _NAME.fullmatch(name) or not _is_text(name) or re.match("__.*__", name):
+    if not _NAME.fullmatch(name) or not _is_text(name) or _OF_READERS.search(name):
         return findings.NAME
     return findings.HUGE if info.size > MOST_BYTES else None
 
