@@ -24,7 +24,7 @@ EXECUTABLE = re.compile(
     r"ps1|vbs|js|mjs|php|pl|rb|lnk|desktop)(\.|$)",
     re.IGNORECASE,
 )
-_OF_READERS = re.compile(r"(^|\.)__.*__")  # webdataset passes over such a key and has fields of its own by such a suffix
+_OF_READERS = re.compile(r"(^|\.)__.*__")  # webdataset passes over such a key and has own fields by such a suffix
 _NAME = re.compile(r"[^./\\\x00-\x1f\x7f]+\.[^./\\\x00-\x1f\x7f]+")
 
 
