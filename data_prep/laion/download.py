@@ -28,7 +28,7 @@ from data_prep.laion.http import Limits
 from data_prep.laion.layout import Part, check_plan, later_files, read_parts
 from data_prep.laion.state import State
 from data_prep.laion.tally import Tally
-from data_prep.laion.watch import Bounds, NothingComesError, Watch, check_disk
+from data_prep.laion.watch import Bounds, NothingComesError, Outcome, Watch, check_disk
 from data_prep.words import many
 
 AGENT = "img2dataset"  # the robot's name that owners know and address in their headers
@@ -133,6 +133,7 @@ def _finish(
     """
     urls = urls_of(part)
     runs, wanted = 0, len(missing)  # runs in turn without a new shard
+    outcomes: set[Outcome] = set()
     log = part.output / "logs" / f"{part.name}.log"
     log.parent.mkdir(exist_ok=True)
     part.folder.mkdir(exist_ok=True)
@@ -150,6 +151,7 @@ def _finish(
         tally.running.clear()
         problems = _take(part, missing, urls, state, tally)
         state.write()
+        outcomes.add(outcome)
         runs = runs + 1 if len(problems) == len(missing) else 0
         missing = sorted(problems)
         if outcome == "memory":
@@ -160,7 +162,8 @@ def _finish(
     if not missing:
         shutil.rmtree(part.folder / "_tmp", ignore_errors=True)  # what killed runs of img2dataset leave
         return settings, None
-    failure = f"part {part.name} after {runs} runs in vain: {said} (see {log}); run the same command again"
+    advice = "give a higher --memory-limit" if "memory" in outcomes else "run the same command again"
+    failure = f"part {part.name} after {runs} runs in vain: {said} (see {log}); {advice}"
     if len(missing) == wanted:
         raise DataError(failure)
     return settings, failure

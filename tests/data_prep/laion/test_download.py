@@ -295,7 +295,7 @@ def test_too_much_memory_means_fewer_processes(
         return real(command, **more)
 
     monkeypatch.setattr(subprocess, "Popen", popen)
-    with pytest.raises(DataError, match="more than --memory-limit"):
+    with pytest.raises(DataError, match=r"more than --memory-limit .*; give a higher --memory-limit"):
         download(output, replace(limited, processes=4))
     asked = [json.loads(text)["download"] for text in commands if text.startswith('{"download"')]
     assert [order["processes_count"] for order in asked] == [4, 2, 1]
