@@ -70,8 +70,9 @@ class Journal:
         self._write([{**asdict(report), "hashes": [place, len(hashes)]}])
 
     def move(self, moved: Mapping[str, Report]) -> None:
-        """Keep the reports of shards that were moved, by their names before; they have been added under those."""
-        self._write([{**asdict(report), "hashes": self._known[before]["hashes"]} for before, report in moved.items()])
+        """Keep the reports of shards that were moved, by their names before, but for what was forgotten since."""
+        known = {before: report for before, report in moved.items() if before in self._known}
+        self._write([{**asdict(report), "hashes": self._known[before]["hashes"]} for before, report in known.items()])
 
     def find(self, name: str, seen: list[list[int]], max_aspect: float) -> Report | None:
         """The report of a shard, None where it or what is beside it is another now (`seen`, by shard.look)."""

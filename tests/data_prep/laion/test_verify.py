@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from data_prep.__main__ import main
 from data_prep.errors import DataError
 from data_prep.laion import findings as why
 from data_prep.laion.duplicates import in_earlier
-from data_prep.laion.journal import LINES
+from data_prep.laion.journal import LINES, Journal
 from data_prep.laion.verify import Options, Result, as_json, shards_under, verify
 from data_prep.manifest import ShardEntry, sha256_file, write_manifest
 
@@ -444,6 +445,17 @@ def test_a_damaged_line_is_passed_over(tmp_path: Path, old: bytes, new: bytes) -
     again = verify(tmp_path, ALONE)
     assert (found(again), again.samples_read) == (found(first), 4)
     assert verify(tmp_path, ALONE).bytes_read == 0
+
+
+def test_a_moved_shard_that_another_process_forgot(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", GOOD)
+    report = verify(tmp_path, ALONE).verdicts[0].report
+    with Journal(tmp_path) as journal:
+        journal.move({"a.tar": replace(report, name="b.tar")})
+        assert journal.find("b.tar", report.seen, report.max_aspect) == replace(report, name="b.tar")
+        journal.clear()
+        journal.move({"a.tar": replace(report, name="b.tar")})
+        assert journal.find("b.tar", report.seen, report.max_aspect) is None
 
 
 def test_killed_and_started_again(tmp_path: Path) -> None:
