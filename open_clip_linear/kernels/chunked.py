@@ -11,7 +11,7 @@ decide: the result is the same every time.
 Legend: B batch, H heads, G heads of a block (of one or many samples), N tokens, D head dimension.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -48,13 +48,13 @@ def forward(q: Tensor, k: Tensor, v: Tensor, log_gain: Tensor | None, o: Tensor,
     Returns the state: S, and a·Σ v above z̄ (of inline the mean key). S and a·Σ v have the gain in them.
     """
     S, rows = new_state(q)
-    for k_, v_, S_, rows_ in blocks(k, v, S, rows):
+    for k_, v_, S_, rows_ in blocks([k, v], [S, rows]):
         _sum_tokens(k_, v_, S_, rows_, form)
     if log_gain is not None:
         gain = log_gain.to(S.dtype).exp()[:, None, None]
         S *= gain
         rows[:, :, :1] *= gain
-    for q_, o_, S_, rows_ in blocks(q, o, S, rows):
+    for q_, S_, rows_, o_ in blocks([q, S, rows], [o]):
         _read_state(q_, o_, S_, rows_, form)
     return S, rows
 
@@ -74,7 +74,7 @@ def backward(
 ) -> Tensor:
     """Write dq, dk and dv (B, H, N, D), of any strides; returns log_gain's gradient (H,) in the state's dtype."""
     dS, drows = torch.empty_like(S), torch.empty_like(rows)
-    for q_, do_, S_, rows_, dq_, dS_, drows_ in blocks(q, do, S, rows, dq, dS, drows):
+    for q_, do_, S_, rows_, dq_, dS_, drows_ in blocks([q, do, S, rows], [dq, dS, drows]):
         _sum_gradients(do_, q_, S_, rows_, dq_, dS_, drows_, form)
     dlog_gain = S.new_zeros(q.shape[1])
     if log_gain is not None:
@@ -82,25 +82,30 @@ def backward(
         gain = log_gain.to(S.dtype).exp()[:, None, None]
         dS *= gain
         drows[:, :, :1] *= gain
-    for k_, v_, rows_, dk_, dv_, dS_, drows_ in blocks(k, v, rows, dk, dv, dS, drows):
+    for k_, v_, rows_, dS_, drows_, dk_, dv_ in blocks([k, v, rows, dS, drows], [dk, dv]):
         _read_gradients(k_, v_, rows_, dk_, dv_, dS_, drows_, form)
     return dlog_gain
 
 
-def blocks(*tensors: Tensor) -> Iterator[list[Tensor]]:
-    """Views (G, …) of tensors (B, H, …) that cover all heads of all samples; the first one's third size is N."""
-    B, _, N, _ = tensors[0].shape
-    heads = max(1, _rows(tensors[0]) // min(N, SHORT))
-    try:
-        parts = [[t.view(-1, *t.shape[2:]) for t in tensors]]
-    except RuntimeError:  # heads of different samples are not equally far apart in one of them
-        parts = [[t[b] for t in tensors] for b in range(B)]
-    for part in parts:
-        if len(part[0]) <= heads:  # slicing costs as much as a small product
-            yield part
-        else:
-            for start in range(0, len(part[0]), heads):
-                yield [t[start : start + heads] for t in part]
+def blocks(reads: Sequence[Tensor], writes: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """All tensors (B, H, …) as (G, …): the heads of as many samples as a chunk wants, one block after the other.
+
+    Where heads of several samples are not equally far apart they are copied together, and what was written is copied
+    back. The first one's third size is N.
+    """
+    B, H, N, _ = reads[0].shape
+    most = max(1, _rows(reads[0]) // min(N, SHORT))
+    samples, heads = max(1, most // H), min(H, most)
+    for b in range(0, B, samples):
+        for h in range(0, H, heads):
+            part = [*reads, *writes]
+            if samples < B or heads < H:  # slicing costs as much as a small product
+                part = [t[b : b + samples, h : h + heads] for t in part]
+            together = [t.flatten(0, 1) for t in part]
+            yield together
+            for written, place in zip(together[len(reads) :], part[len(reads) :], strict=True):
+                if written.data_ptr() != place.data_ptr():
+                    place.copy_(written.view_as(place))
 
 
 def chunks(*tensors: Tensor) -> Iterator[list[Tensor]]:
