@@ -62,6 +62,11 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
     kinds = _chosen("--kinds", args.kinds, operators.KINDS, operators.KINDS)
     dtypes = _chosen("--dtype", args.dtype, operators.DTYPES, ("float32",))
     lengths = sorted(set(args.n or (QUICK if args.quick else LENGTHS)))
+    if args.longest_softmax < lengths[0]:
+        raise RefusedError(
+            f"--longest-softmax {args.longest_softmax}: softmax would be measured at none of the lengths. "
+            f"Give at least the shortest, {lengths[0]}."
+        )
     for n in lengths:
         for kind in kinds:
             operators.attend(kind, n)

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from evaluate.speed.operators import HEAD_DIM, Case, attend, inputs, work
+from evaluate.speed.operators import DTYPES, HEAD_DIM, Case, attend, inputs, work
 
 LEAST_UNIT = 64 << 20  # bytes
 
@@ -47,7 +47,7 @@ def _prepared(case: Case, step: str) -> Callable[[], object]:
 
 
 def _unit(case: Case) -> int:
-    return case.heads * case.n * HEAD_DIM * inputs(replace(case, n=2, heads=1), grad=False)[0].element_size()
+    return case.heads * case.n * HEAD_DIM * DTYPES[case.dtype].itemsize
 
 
 def _in_child(case: Case, step: str) -> float:

@@ -3,7 +3,7 @@
 import io
 import json
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 from PIL import Image
+
+from data_prep.laion.verify import Result, as_json
 
 Members = list[tuple[str, bytes]]
 
@@ -95,3 +97,21 @@ def downloaded(folder: Path, number: int, count: int = 4, failed: int = 1) -> Pa
     keys = [f"{number * 10_000 + n:09d}" for n in range(count + failed)]
     write_record(shard, keys[:count], keys[count:])
     return shard
+
+
+def tampered(path: Path, change: Callable[[bytes], bytes]) -> None:
+    path.write_bytes(change(path.read_bytes()))
+
+
+def parts(root: Path, count: int = 6) -> Path:
+    """A folder of shards, of which the second is cut and the fourth has a bad caption."""
+    for number in range(count):
+        downloaded(root / "parts" / "00000", number)
+    tampered(root / "parts/00000/00001.tar", lambda tar: tar[:5000])
+    write_tar(root / "parts/00000/00003.tar", samples(4, 90))
+    return root
+
+
+def found(result: Result) -> object:
+    """All but the speed."""
+    return {key: value for key, value in as_json(result).items() if key != "read"}

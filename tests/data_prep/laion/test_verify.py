@@ -3,13 +3,11 @@
 import io
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +18,26 @@ import webdataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from shard_files import Members, downloaded, encoded, meta, noise, samples, write_record, write_tar
+from shard_files import (
+    Members,
+    downloaded,
+    encoded,
+    found,
+    meta,
+    noise,
+    parts,
+    samples,
+    tampered,
+    write_record,
+    write_tar,
+)
 
 from data_prep.__main__ import main
 from data_prep.errors import DataError
 from data_prep.laion import findings as why
 from data_prep.laion.duplicates import in_earlier
-from data_prep.laion.journal import LINES, Journal
-from data_prep.laion.verify import Options, Result, as_json, shards_under, verify
+from data_prep.laion.journal import LINES
+from data_prep.laion.verify import Options, as_json, shards_under, verify
 from data_prep.manifest import ShardEntry, sha256_file, write_manifest
 
 ALONE = Options(workers=1)
@@ -165,10 +175,6 @@ def test_sound(tmp_path: Path, members: Members) -> None:
     result = verify(tmp_path, ALONE)
     assert not result.unsound
     assert result.verdicts[0].report.samples == 4
-
-
-def tampered(path: Path, change: Callable[[bytes], bytes]) -> None:
-    path.write_bytes(change(path.read_bytes()))
 
 
 @pytest.mark.parametrize("options", [{}, {"optimize": True}, {"restart_marker_blocks": 2}], ids=str)
@@ -359,103 +365,11 @@ def test_pictures_in_earlier_shards(at_once: int) -> None:
     assert in_earlier([], at_once) == []
 
 
-def parts(root: Path, count: int = 6) -> Path:
-    """A folder of shards, of which the second is cut and the fourth has a bad caption."""
-    for number in range(count):
-        downloaded(root / "parts" / "00000", number)
-    tampered(root / "parts/00000/00001.tar", lambda tar: tar[:5000])
-    write_tar(root / "parts/00000/00003.tar", samples(4, 90))
-    return root
-
-
-def found(result: Result) -> object:
-    """All but the speed."""
-    return {key: value for key, value in as_json(result).items() if key != "read"}
-
-
 def test_processes_find_the_same(tmp_path: Path) -> None:
     parts(tmp_path)
     alone = verify(tmp_path, ALONE)
     assert len(alone.unsound) == 2
     assert found(verify(tmp_path, Options(workers=2, again=True))) == found(alone)
-
-
-def test_what_is_known_is_not_read_again(tmp_path: Path) -> None:
-    parts(tmp_path)
-    first = verify(tmp_path, ALONE)
-    assert first.samples_read > 0
-    second = verify(tmp_path, ALONE)
-    assert (second.bytes_read, found(second)) == (0, found(first))
-    downloaded(tmp_path / "parts/00000", 1)
-    third = verify(tmp_path, ALONE)
-    assert third.bytes_read == (tmp_path / "parts/00000/00001.tar").stat().st_size
-    assert len(third.unsound) == 1
-
-
-def test_a_journal_that_a_kill_cut_short(tmp_path: Path) -> None:
-    parts(tmp_path)
-    first = verify(tmp_path, ALONE)
-    lines = (tmp_path / LINES).read_bytes()
-    hashes = (tmp_path / "verify.hashes").read_bytes()
-    for cut in range(0, len(lines), 97):
-        (tmp_path / LINES).write_bytes(lines[:cut])
-        (tmp_path / "verify.hashes").write_bytes(hashes[: 3 + cut // 20])
-        assert found(verify(tmp_path, ALONE)) == found(first)
-        assert verify(tmp_path, ALONE).bytes_read == 0
-
-
-def test_other_bytes_of_the_same_size_and_time_are_seen(tmp_path: Path) -> None:
-    shard = write_tar(tmp_path / "a.tar", GOOD)
-    verify(tmp_path, ALONE)
-    before = shard.stat()
-    whole = bytearray(shard.read_bytes())
-    whole[600] ^= 1  # in the first picture
-    for place in (shard, tmp_path / "copy.tar"):  # written over, and a copy put in its place
-        place.write_bytes(whole)
-        os.utime(place, ns=(before.st_atime_ns, before.st_mtime_ns))
-        os.replace(place, shard)
-        assert verify(tmp_path, ALONE).verdicts[0].report.sha256 == sha256_file(shard)
-        whole[600] ^= 2
-    assert verify(tmp_path, ALONE).bytes_read == 0
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (rb"(?s).*", b"[" * 100_000 + b"\n"),
-        (rb"(?s).*", b"5\nnull\n[]\n{}\n\xff\n"),
-        (rb'"hashes": \[0, 4\]', b'"hashes": [0, 4, 0]'),
-        (rb'"hashes": \[0, 4\]', b'"hashes": [0]'),
-        (rb'"hashes": \[0, 4\]', b'"hashes": [0.0, 4.0]'),
-        (rb'"hashes": \[0, 4\]', b'"hashes": [-3, 4]'),
-        (rb'"samples": 4', b'"samples": "4"'),
-        (rb'"samples": 4, ', b""),
-        (rb'"examples": {}, ', b""),
-        (rb'"counts": {}', b'"counts": {"no such": 1.5}'),
-        (rb'"crc32": \d+', b'"crc32": 0'),
-    ],
-)
-def test_a_damaged_line_is_passed_over(tmp_path: Path, old: bytes, new: bytes) -> None:
-    write_tar(tmp_path / "a.tar", GOOD)
-    first = verify(tmp_path, ALONE)
-    lines = (tmp_path / LINES).read_bytes()
-    damaged = re.sub(old, lambda _: new, lines, count=1)
-    assert damaged != lines
-    (tmp_path / LINES).write_bytes(damaged)
-    again = verify(tmp_path, ALONE)
-    assert (found(again), again.samples_read) == (found(first), 4)
-    assert verify(tmp_path, ALONE).bytes_read == 0
-
-
-def test_a_moved_shard_that_another_process_forgot(tmp_path: Path) -> None:
-    write_tar(tmp_path / "a.tar", GOOD)
-    report = verify(tmp_path, ALONE).verdicts[0].report
-    with Journal(tmp_path) as journal:
-        journal.move({"a.tar": replace(report, name="b.tar")})
-        assert journal.find("b.tar", report.seen, report.max_aspect) == replace(report, name="b.tar")
-        journal.clear()
-        journal.move({"a.tar": replace(report, name="b.tar")})
-        assert journal.find("b.tar", report.seen, report.max_aspect) is None
 
 
 def test_killed_and_started_again(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path, capsys: pytest.Captu
         (["--kinds", "eq5"], "--kinds 'eq5' is not known. Known: eq7, eq4, inline, sema"),
         (["--dtype", "int8"], "--dtype 'int8' is not known"),
         (["--n", "100"], "for example 82 or 101 tokens"),
+        (["--n", "50", "--longest-softmax", "17"], "Give at least the shortest, 50"),
         (["--model", "ViT-B-17"], "not a registered model"),
         (["--model", "RN50"], "no transformer of OpenCLIP's own"),
     ):
