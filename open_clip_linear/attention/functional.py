@@ -43,7 +43,7 @@ def linear_attention(
             "half_n" (times half the number of keys); inline "mean".
         causal: row i sees keys n ≤ i; only the composed backend has that form.
         backend: "operator" (the forward and backward passes written by hand), "composed" (plain PyTorch, saved step by
-            step by autograd), or "auto": the operator where there is one.
+            step by autograd), or "auto": the operator where there is one, and in ONNX, which has none, the composed.
 
     Raises:
         ValueError: an unknown kind, scale or backend, tensors that do not fit, or a form the backend has not.
@@ -52,7 +52,7 @@ def linear_attention(
     chosen = scale or SCALES[kind][0]
     q, k, v = _autocast(q, k, v)
     with no_autocast(q.device.type):
-        if backend == "composed" or causal:
+        if _by_composed(backend, causal):
             return composed(kind, chosen)(q, k, v, causal=causal)
         return affine_attention(q, k, v, kind=kind, scale=chosen)
 
@@ -68,11 +68,15 @@ def linear_attention_qkvpacked(
         raise ValueError(f"qkv must be (B, N, 3, H, D), found {tuple(qkv.shape)}")
     q, k, v = qkv.permute(2, 0, 3, 1, 4)
     _check(kind, scale, backend, causal, {"q": q, "k": k, "v": v})
-    if backend == "composed" or causal:
+    if _by_composed(backend, causal):
         return linear_attention(q, k, v, kind=kind, scale=scale, causal=causal, backend=backend).transpose(1, 2)
     (qkv,) = _autocast(qkv)
     with no_autocast(qkv.device.type):
         return affine_attention_packed(qkv, kind=kind, scale=scale or SCALES[kind][0])
+
+
+def _by_composed(backend: str, causal: bool) -> bool:
+    return causal or backend == "composed" or (backend == "auto" and torch.onnx.is_in_onnx_export())
 
 
 def composed(kind: str, scale: str) -> Callable[..., Tensor]:

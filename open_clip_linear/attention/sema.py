@@ -138,8 +138,9 @@ class Sema(Attention):
 
     def attend_packed(self, qkv_BN3HD: Tensor, valid_BN: Tensor | None) -> Tensor:
         layout = self.layout
-        # Elsewhere PyTorch's fused kernels on whole windows are faster than many small products.
-        if qkv_BN3HD.device.type != "cpu" or not isinstance(layout, VisionLayout) or self.local != "softmax":
+        # Elsewhere PyTorch's fused kernels on whole windows are faster than many small products. ONNX has no operator.
+        here = qkv_BN3HD.device.type == "cpu" and not torch.onnx.is_in_onnx_export()
+        if not here or not isinstance(layout, VisionLayout) or self.local != "softmax":
             return super().attend_packed(qkv_BN3HD, valid_BN)
         check_tokens(layout, qkv_BN3HD.shape[1])
         q, k, v = qkv_BN3HD.permute(2, 0, 3, 1, 4)

@@ -127,6 +127,66 @@ def test_a_tower_exports_with_any_batch(kind: str) -> None:
     for batch in (1, 5):
         images = torch.randn(batch, 3, *visual.image_size)
         assert torch.allclose(program.module()(images), visual(images), atol=1e-5)
+    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+    assert any(str(node.target).startswith("open_clip_linear.") for graph in graphs for node in graph.nodes)
+
+
+def onnx_session(model: nn.Module, example: tuple[Tensor, ...], file: Path) -> Any:
+    """The model by torch.onnx.export with a batch of any size, ready to run."""
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        runtime = pytest.importorskip(package, reason=f"{package} is not installed")
+    batch = torch.export.Dim("batch")
+    shapes = tuple({0: batch} for _ in example)
+    torch.onnx.export(model, example, file, dynamo=True, dynamic_shapes=shapes, verbose=False)
+    return runtime.InferenceSession(file, providers=["CPUExecutionProvider"])
+
+
+def outputs_of(session: Any, tensors: tuple[Tensor, ...]) -> list[Tensor]:
+    names = [given.name for given in session.get_inputs()]
+    return [torch.from_numpy(o) for o in session.run(None, dict(zip(names, map(Tensor.numpy, tensors), strict=True)))]
+
+
+@pytest.mark.parametrize("kind", ["softmax", "eq7mean", "eq7learned", "eq4", "inline", "sema"])
+def test_a_tower_goes_to_onnx_with_any_batch(kind: str, tmp_path: Path) -> None:
+    visual = tower(kind)
+    visual.transformer.resblocks = visual.transformer.resblocks[:2]  # type: ignore[index,union-attr]
+    session = onnx_session(visual, (torch.randn(2, 3, *visual.image_size),), tmp_path / "tower.onnx")
+    for batch in (1, 5):
+        images = torch.randn(batch, 3, *visual.image_size)
+        (found,) = outputs_of(session, (images,))
+        assert torch.allclose(found, visual(images), atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_model_goes_to_onnx_with_its_text_tower(causal: bool, tmp_path: Path) -> None:
+    vision = {"image_size": 32, "patch_size": 8, "layers": 1, "width": 64, "head_width": 32, "block_type": "eq7"}
+    text = {"context_length": 20, "vocab_size": 99, "width": 64, "heads": 2, "layers": 4, "no_causal_mask": not causal}
+    text["block_type"] = "eq7+eq4+inline+sema"
+    model = open_clip.CLIP(32, vision_cfg=vision, text_cfg=text).eval()
+
+    def inputs(batch: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(batch, 3, 32, 32), torch.randint(1, 99, (batch, 20))
+
+    session = onnx_session(model, inputs(2), tmp_path / "model.onnx")
+    for batch in (1, 5):
+        given = inputs(batch)
+        for found, expected in zip(outputs_of(session, given), model(*given), strict=True):
+            assert torch.allclose(found, expected, atol=1e-4)
+
+
+class OnTokens(nn.Module):
+    """The public function, of (B, N, 3, H, D)."""
+
+    def forward(self, qkv_BN3HD: Tensor) -> Tensor:
+        return linear_attention_qkvpacked(qkv_BN3HD, kind="eq4")
+
+
+def test_the_function_goes_to_onnx(tmp_path: Path) -> None:
+    session = onnx_session(OnTokens().eval(), (torch.randn(2, 10, 3, 4, 8),), tmp_path / "function.onnx")
+    qkv_BN3HD = torch.randn(5, 10, 3, 4, 8)
+    (found,) = outputs_of(session, (qkv_BN3HD,))
+    assert torch.allclose(found, OnTokens()(qkv_BN3HD), atol=1e-5)
 
 
 class Block(nn.Module):
