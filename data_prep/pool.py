@@ -26,7 +26,7 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def new_pool(workers: int) -> ProcessPoolExecutor:
+def _new_pool(workers: int) -> ProcessPoolExecutor:
     """A pool whose processes are fresh interpreters; the caller shuts it down."""
     return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=end_with_parent)
 
@@ -45,7 +45,7 @@ def unordered(function: Callable[[Job], Result], jobs: Iterable[Job], workers: i
         return
     rest = iter(jobs)
     with _held_back() as interrupts:
-        pool = new_pool(workers)
+        pool = _new_pool(workers)
         try:
             running: set[Future[Result]] = {pool.submit(function, job) for job in islice(rest, 2 * workers)}
             while running and not interrupts:

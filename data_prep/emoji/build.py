@@ -20,7 +20,7 @@ from data_prep.emoji import npm
 from data_prep.emoji.concepts import Concept, held_out, read_concepts
 from data_prep.emoji.mapping import Artwork, artworks
 from data_prep.emoji.readme import readme
-from data_prep.emoji.render import Picture, Renderer
+from data_prep.emoji.render import Picture
 from data_prep.emoji.sets import SETS, Part, split, write_set
 from data_prep.emoji.settings import Catalogue, Settings, differences
 from data_prep.errors import DataError
@@ -46,9 +46,8 @@ def build(output: Path, cache: Path, settings: Settings, workers: int, catalogue
     with atomic.building(output) as folder:
         concepts, drawings = _draw(cache, settings, catalogue)
         parts = split(drawings, settings.heldout_vendor, held_out(concepts, _HELD_OUT_SHARE, settings.seed))
-        with Renderer(workers) as renderer:
-            for part in parts:
-                write_set(folder / part.name, part, settings.image_size, renderer)
+        for part in parts:
+            write_set(folder / part.name, part, settings.image_size, workers)
         problems = [problem for part in parts for problem in part.problems]
         _check_problems(problems, len(drawings))
         command = settings.command(str(output))

@@ -6,14 +6,11 @@ fonts are left out and the same artwork gives the same pixels everywhere.
 
 import io
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
 from PIL import Image
 
-from data_prep.errors import DataError
-from data_prep.pool import new_pool
+from data_prep.pool import unordered
 from data_prep.shards import decode_image
 
 _CHUNK = 32
@@ -37,34 +34,26 @@ class Picture:
     problem: str = ""
 
 
-class Renderer:
-    """A pool of rendering processes; use it in a `with` block. One worker means this process itself."""
+def render_all(jobs: Sequence[Job], workers: int) -> Iterator[Picture]:
+    """The pictures in the order of the jobs; one worker means this process itself.
 
-    def __init__(self, workers: int) -> None:
-        self._pool: ProcessPoolExecutor | None = None
-        if workers > 1:
-            self._pool = new_pool(workers)
+    Raises:
+        DataError: a rendering process was killed, most likely for memory.
+    """
+    chunks = enumerate(jobs[first : first + _CHUNK] for first in range(0, len(jobs), _CHUNK))
+    early: dict[int, list[Picture]] = {}  # what other processes made before the chunk that is next
+    following = 0
+    for number, pictures in unordered(_render_chunk, chunks, workers):
+        early[number] = pictures
+        while following in early:
+            yield from early.pop(following)
+            following += 1
 
-    def map(self, jobs: Sequence[Job]) -> Iterator[Picture]:
-        """The pictures in the order of the jobs.
 
-        Raises:
-            DataError: a rendering process was killed, most likely for memory.
-        """
-        if self._pool is None:
-            yield from map(render, jobs)
-            return
-        try:
-            yield from self._pool.map(render, jobs, chunksize=_CHUNK)
-        except BrokenProcessPool:
-            raise DataError("a rendering process was killed (memory?); run again with --workers 1") from None
-
-    def __enter__(self) -> "Renderer":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+def _render_chunk(chunk: tuple[int, Sequence[Job]]) -> tuple[int, list[Picture]]:
+    """A numbered chunk's pictures; one at a time would cost more in messages than in drawing."""
+    number, jobs = chunk
+    return number, [render(job) for job in jobs]
 
 
 def render(job: Job) -> Picture:

@@ -4,8 +4,9 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tqdm import tqdm
 from data_prep import atomic
 from data_prep.emoji.concepts import Concept, captions, stable_hash, training_caption
 from data_prep.emoji.mapping import Artwork
-from data_prep.emoji.render import Job, Picture, Renderer
+from data_prep.emoji.render import Job, Picture, render_all
 from data_prep.errors import DataError
 from data_prep.manifest import write_manifest
 from data_prep.shards import ShardWriter
@@ -72,30 +73,30 @@ def split(drawings: Sequence[Artwork], heldout_vendor: str, heldout_concepts: se
     return parts
 
 
-def write_set(folder: Path, part: Part, size: int, renderer: Renderer) -> None:
+def write_set(folder: Path, part: Part, size: int, workers: int) -> None:
     """Render and write one set to a new folder; `part` then tells what was made and what failed."""
     folder.mkdir()
     entries = []
+    jobs = [Job(drawing.key, drawing.source, size) for drawing in part.drawings]
+    pictures = zip(part.drawings, render_all(jobs, workers), strict=True)
     shards = even_slices(part.drawings, _SAMPLES_A_SHARD)
     with tqdm(total=len(part.drawings), desc=part.name, unit="pictures", disable=not sys.stderr.isatty()) as bar:
         for number, drawings in enumerate(shards):
             with ShardWriter(folder / f"{number:05d}.tar") as writer:
-                _write_shard(writer, part, drawings, size, renderer, bar)
+                _write_shard(writer, part, islice(pictures, len(drawings)), bar)
             entries.append(writer.close())
             if bar.disable:
                 print(f"{part.name}: shard {number + 1} of {len(shards)}", file=sys.stderr, flush=True)
+        next(pictures, None)  # nothing, but an interrupt that came since the last picture
     write_manifest(folder, entries)
     concepts = {drawing.concept.hexcode: drawing.concept for drawing in part.made}
     listed = [_description(concepts[hexcode]) for hexcode in sorted(concepts)]
     atomic.write_text(folder / "classes.json", json.dumps(listed, indent=1, ensure_ascii=False) + "\n")
 
 
-def _write_shard(
-    writer: ShardWriter, part: Part, drawings: Sequence[Artwork], size: int, renderer: Renderer, bar: tqdm
-) -> None:
-    """Render and write the samples of one shard."""
-    jobs = [Job(drawing.key, drawing.source, size) for drawing in drawings]
-    for drawing, picture in zip(drawings, renderer.map(jobs), strict=True):
+def _write_shard(writer: ShardWriter, part: Part, pictures: Iterable[tuple[Artwork, Picture]], bar: tqdm) -> None:
+    """Write the samples of one shard."""
+    for drawing, picture in pictures:
         bar.update()
         if picture.png is None:
             part.problems.append(picture)

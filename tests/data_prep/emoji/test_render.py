@@ -1,14 +1,18 @@
 """Tests of data_prep.emoji.render with the real resvg."""
 
+import contextlib
 import io
 import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.emoji.render import Job, Picture, Renderer, fit, render
-from data_prep.errors import DataError
+from data_prep.emoji.render import Job, Picture, fit, render, render_all
 
 RED = '<rect width="32" height="16" fill="#f00"/>'
 WHITE = '<rect width="16" height="16" fill="#fff"/>'
@@ -61,18 +65,45 @@ def test_problem_is_told_not_raised(source: str | bytes, problem: str) -> None:
 
 
 def test_processes_give_the_same_in_the_same_order() -> None:
-    jobs = [Job(str(n), document(f'<circle r="{n}" fill="#00f"/>'), 24) for n in range(1, 70)]
-    with Renderer(1) as one, Renderer(2) as two:
-        assert list(two.map(jobs)) == list(one.map(jobs))
+    jobs = [Job(str(n), document(f'<circle r="{n}" fill="#00f"/>'), 24) for n in range(1, 150)]
+    assert list(render_all(jobs, 2)) == list(render_all(jobs, 1))
 
 
-def test_killed_process_is_an_error_not_a_hang() -> None:
-    with Renderer(2) as renderer:
-        assert renderer._pool is not None
-        renderer._pool.submit(os.getpid).result()
-        victims = list(renderer._pool._processes.values())
-        for victim in victims:
-            victim.kill()
-            victim.join()
-        with pytest.raises(DataError, match="a rendering process was killed"):
-            list(renderer.map([Job("a", document(RED), 24)] * 4))
+INTERRUPTED = """
+import sys
+from data_prep.__main__ import main
+from data_prep.commands import check
+from data_prep.emoji.render import Job, render_all
+
+def run(args):
+    for picture in render_all([Job("a", b"no picture", 24)] * 10_000_000, 2):
+        print(picture.key, flush=True)
+
+if __name__ == "__main__":
+    check.run = run
+    sys.exit(main(["check", "nothing"]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signals", [1, 2, 30])
+def test_interrupts_end_it_however_many_come(tmp_path: Path, signals: int) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(INTERRUPTED)
+    for _ in range(5):
+        process = subprocess.Popen(
+            [sys.executable, script],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        for _ in range(signals):
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.05 if signals == 2 else 0.001)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 130, said
+        assert said == "interrupted; nothing half-built is left, run the same command again\n"

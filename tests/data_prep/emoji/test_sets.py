@@ -7,7 +7,6 @@ import pytest
 
 from data_prep.emoji import sets
 from data_prep.emoji.mapping import artworks
-from data_prep.emoji.render import Renderer
 from data_prep.emoji.sets import Part, even_slices, split, write_set
 from data_prep.manifest import read_manifest
 
@@ -48,8 +47,7 @@ def test_progress_is_plain_lines_away_from_a_terminal(
     monkeypatch.setattr(sets, "_SAMPLES_A_SHARD", 10)
     vendor = shop.catalogue.vendors[0]
     part = Part("train", artworks(vendor, shop.iconify(10, True), shop.concepts))
-    with Renderer(1) as renderer:
-        write_set(tmp_path / "train", part, 16, renderer)
+    write_set(tmp_path / "train", part, 16, workers=1)
     assert capsys.readouterr().err.splitlines() == [f"train: shard {number} of 3" for number in (1, 2, 3)]
     assert [entry.samples for entry in read_manifest(tmp_path / "train")] == [8, 9, 9]
 
@@ -58,6 +56,5 @@ def test_identical_pictures_are_counted(shop: Any, tmp_path: Path) -> None:
     drawings = artworks(shop.catalogue.vendors[0], shop.iconify(10, True), shop.concepts)
     twin = sets.Artwork(drawings[0].vendor, drawings[1].concept, drawings[0].source)
     part = Part("train", [drawings[0], twin, drawings[2]])
-    with Renderer(1) as renderer:
-        write_set(tmp_path / "train", part, 16, renderer)
+    write_set(tmp_path / "train", part, 16, workers=1)
     assert part.counts()["identical"] == 2
