@@ -28,7 +28,7 @@ from data_prep.laion.http import Limits
 from data_prep.laion.layout import Part, check_plan, later_files, read_parts
 from data_prep.laion.state import State
 from data_prep.laion.tally import Tally
-from data_prep.laion.watch import Bounds, NothingComesError, Outcome, Watch, check_disk
+from data_prep.laion.watch import Bounds, DiskFullError, NothingComesError, Outcome, Watch, check_disk
 from data_prep.words import many
 
 AGENT = "img2dataset"  # the robot's name that owners know and address in their headers
@@ -92,7 +92,13 @@ def download(output: Path, settings: Settings) -> dict[str, Any]:
         failed = []
         for part, missing in todo:
             check_plan(part)
-            settings, failure = _finish(part, missing, later[part.name], settings, state, tally)
+            try:
+                settings, failure = _finish(part, missing, later[part.name], settings, state, tally)
+            except DiskFullError as error:
+                raise DataError(
+                    f"{error}; what is finished stays: free some space{_needed(state, tally)} and run the same command "
+                    "again"
+                ) from None
             failed += [failure] if failure else []
         print(tally.line(time.monotonic()), file=sys.stderr, flush=True)
     if failed:
@@ -104,6 +110,15 @@ def download(output: Path, settings: Settings) -> dict[str, Any]:
         "rows": reasons.total(),
         "reasons": dict(reasons.most_common()),
     }
+
+
+def _needed(state: State, tally: Tally) -> str:
+    """How much room the rows to come will take, if they are as those that came; nothing where none came yet."""
+    finished = [found for part in state.parts.values() for found in part.values()]
+    if not (rows := sum(found["rows"] for found in finished)):
+        return ""
+    size = sum(found["bytes"] for found in finished) * tally.left // rows
+    return f" (about {size:,} bytes for {many(tally.left, 'row')} to come)"
 
 
 def _outcome(parts: Sequence[Part], state: State) -> Counter[str]:
@@ -130,6 +145,7 @@ def _finish(
 
     Raises:
         DataError: no shard got finished at all, so the next part will fare no better.
+        DiskFullError: the disk is nearly full.
     """
     urls = urls_of(part)
     runs, wanted = 0, len(missing)  # runs in turn without a new shard
@@ -147,6 +163,10 @@ def _finish(
                 outcome = watch.follow(group)
         except NothingComesError:
             watch.forget()
+            raise
+        except DiskFullError:  # what is half made goes, and what is finished says how much room the rest takes
+            tally.running.clear()
+            _take(part, missing, urls, state, tally)
             raise
         tally.running.clear()
         problems = _take(part, missing, urls, state, tally)

@@ -27,6 +27,11 @@ class Tally:
         (self._before if earlier else self._now).update(reasons)
         self._done += 1
 
+    @property
+    def left(self) -> int:
+        """How many rows are still to come."""
+        return self._rows - sum(self.running.values(), self._before + self._now).total()
+
     def show(self) -> None:
         """Write a line, if it is time."""
         now = time.monotonic()
@@ -44,8 +49,8 @@ class Tally:
         said = f"download: {shards}, {done:,}/{many(self._rows, 'row')}, {rate:.0f} rows/s"
         if done:
             said += f", {shares(every)}"
-        if new and done < self._rows:
-            said += f", {(self._rows - done) / rate:.0f} s left"
+        if new and self.left:
+            said += f", {self.left / rate:.0f} s left"
         return said
 
 

@@ -21,10 +21,15 @@ POLL = 0.25  # seconds
 START = 900.0  # seconds to the first byte, or --stall where that is more: Spark and Ray start slowly, as do busy disks
 NEWEST = 3  # shards whose success rate is looked at
 ENOUGH = 100  # rows that say something about it
+FULL = 1 << 16  # bytes; with fewer, img2dataset's workers fail at any write, and where their log is full too they hang
 
 
 class NothingComesError(DataError):
     """Hardly any picture comes: the network or a name server is broken, most likely."""
+
+
+class DiskFullError(DataError):
+    """The disk is nearly full; `download` adds what to do."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Watch:
         """Return when the run has ended or must be ended (which leaving the group's block does).
 
         Raises:
-            DataError: the disk is nearly full.
+            DiskFullError: the disk is nearly full.
             NothingComesError: hardly any picture comes; `forget` is to be called when the group has ended.
         """
         self._seen = {shard for shard in range(self.part.shards) if self._stats(shard).exists()}
@@ -118,14 +123,12 @@ def check_disk(folder: Path, floor: int) -> None:
     """That the disk has room.
 
     Raises:
-        DataError: less than `floor` bytes are free.
+        DiskFullError: less than `floor` bytes are free, or so few that nothing can be written.
     """
     free = shutil.disk_usage(folder).free
-    if free < floor:
-        raise DataError(
-            f"{folder}: {free:,} bytes are free on this disk, fewer than --disk-floor {floor:,}; what is finished "
-            "stays: free some space and run the same command again"
-        )
+    if free < max(floor, FULL):
+        least = f"fewer than --disk-floor {floor:,}" if free < floor else "so it is full"
+        raise DiskFullError(f"{folder}: {free:,} bytes are free on this disk, {least}")
 
 
 def _bytes_below(folder: Path) -> int:

@@ -267,6 +267,7 @@ def test_a_nearly_full_disk_stops_it_cleanly(
 ) -> None:
     paths = [f"/good/{place}" for place in range(40)]
     output = make_plan(tmp_path, server, paths, shard_size=10, parts=1)
+    settings = replace(settings, bounds=replace(settings.bounds, disk_floor=0))
     real = shutil.disk_usage
 
     def filling(folder: Path) -> Any:
@@ -276,8 +277,13 @@ def test_a_nearly_full_disk_stops_it_cleanly(
 
     with monkeypatch.context() as patched:
         patched.setattr(watch.shutil, "disk_usage", filling)
-        with pytest.raises(DataError, match="100 bytes are free on this disk"):
+        with pytest.raises(DataError, match="100 bytes are free on this disk") as caught:
             download(output, replace(settings, processes=1))
+    whole = sorted(output.glob("parts/*/*.tar"))  # the others are removed, to make room
+    assert [path.with_name(f"{path.stem}_stats.json").exists() for path in whole] == [True] * len(whole)
+    left = 40 - 10 * len(whole)
+    needed = left * sum(path.stat().st_size for path in whole) // (40 - left)
+    assert f"free some space (about {needed:,} bytes for {left} rows to come)" in str(caught.value)
     assert download(output, settings)["reasons"] == {"success": len(paths)}
     assert set(samples(output)) == set(paths)
 

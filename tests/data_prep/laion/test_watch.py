@@ -1,8 +1,10 @@
 """When a run of img2dataset is ended: a clock and a group of processes stand in for the real ones."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,7 @@ from data_prep.errors import DataError
 from data_prep.laion import watch
 from data_prep.laion.layout import Part
 from data_prep.laion.tally import Tally
-from data_prep.laion.watch import START, Bounds, Watch
+from data_prep.laion.watch import START, Bounds, DiskFullError, Watch
 
 
 class StandIn:
@@ -82,3 +84,19 @@ def test_the_start_has_a_limit_of_its_own(
     watched = Watch(part, Bounds(stall=60, memory_limit=1, disk_floor=0, min_success=0.0), Tally(1, 10))
     assert watched.follow(group) == outcome  # type: ignore[arg-type]
     assert group.now == after
+
+
+def test_a_full_disk_ends_it_where_no_room_is_to_be_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its workers may hang for ever then."""
+    part = Part(tmp_path, "00000", 0, "00000.parquet", 10, "", 10)
+    part.folder.mkdir(parents=True)
+    real, group = shutil.disk_usage, StandIn(50, lambda now: None)
+
+    def filling(folder: Path) -> Any:
+        return real(folder)._replace(free=0 if group.now >= 5 else 1 << 20)
+
+    monkeypatch.setattr(watch.shutil, "disk_usage", filling)
+    watched = Watch(part, Bounds(stall=60, memory_limit=1, disk_floor=0, min_success=0.0), Tally(1, 10))
+    with pytest.raises(DiskFullError, match="0 bytes are free on this disk, so it is full"):
+        watched.follow(group)  # type: ignore[arg-type]
+    assert group.now == 5
