@@ -8,6 +8,7 @@ A line is written when its hashes are on the disk. A line that is damaged, as it
 later line of a shard stands in place of an earlier one.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -54,8 +55,9 @@ class Journal:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._hashes.close()
-        self._lines.close()
+        for file in (self._hashes, self._lines):
+            with contextlib.suppress(OSError):  # of what is still to be written `_put` told, with the file's name
+                file.close()
 
     def clear(self) -> None:
         """Forget everything."""
@@ -120,6 +122,10 @@ def _report(line: dict[str, Any]) -> Report:
 
 def _put(file: Any, data: bytes) -> None:
     """Append, and wait for the disk."""
-    file.write(data)
-    file.flush()
-    os.fsync(file.fileno())
+    try:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = file.name  # writes do not say where the disk is full
+        raise

@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,3 +94,27 @@ def test_a_moved_shard_that_another_process_forgot(tmp_path: Path) -> None:
         journal.clear()
         journal.move({"a.tar": replace(report, name="b.tar")})
         assert journal.find("b.tar", report.seen, report.max_aspect) is None
+
+
+LIMITED = """
+import resource, sys
+from data_prep.__main__ import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+sys.exit(main(["verify", "--workers", "1", sys.argv[1]]))
+"""
+
+
+def test_a_journal_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """Files of at most 100 bytes stand for a full disk: writes fail in the same way."""
+    write_tar(tmp_path / "a.tar", GOOD)
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, tmp_path],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    named = f"error: {tmp_path / LINES}: File too large; correct that and run the same command again"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, named)
+    assert verify(tmp_path, ALONE).samples_read == 4
