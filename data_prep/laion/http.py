@@ -92,6 +92,8 @@ class _Handler(urllib.request.AbstractHTTPHandler):
         return self._open(_SecureConnection, request)
 
     def _open(self, kind: Any, request: urllib.request.Request) -> http.client.HTTPResponse:
+        if "@" in request.host:  # a name and password, or a trick about where the host begins; urllib looks it all up
+            raise FetchError("address refused")
         return self.do_open(kind, request, limits=self._limits, ends=self._ends)
 
     http_request = https_request = urllib.request.AbstractHTTPHandler.do_request_
@@ -113,8 +115,21 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
+class _Answer(http.client.HTTPResponse):
+    """An answer; those that only inform and come before it (102, 103) are passed over, as http.client does with 100."""
+
+    def _read_status(self) -> tuple[str, int, str]:
+        while True:
+            found: tuple[str, int, str] = super()._read_status()  # type: ignore[misc]
+            if not http.HTTPStatus.SWITCHING_PROTOCOLS < found[1] < http.HTTPStatus.OK:
+                return found
+            http.client.parse_headers(self.fp)
+
+
 class _Connection(http.client.HTTPConnection):
     """A connection to a checked address, with an end."""
+
+    response_class = _Answer
 
     def __init__(self, host: str, limits: Limits, ends: float, **more: Any) -> None:
         super().__init__(host, **more)
@@ -126,6 +141,8 @@ class _Connection(http.client.HTTPConnection):
 
 class _SecureConnection(http.client.HTTPSConnection):
     """The same with TLS; the certificate is the name's, though the connection goes to a number."""
+
+    response_class = _Answer
 
     def __init__(self, host: str, limits: Limits, ends: float, **more: Any) -> None:
         super().__init__(host, **more)

@@ -135,6 +135,16 @@ class _Handler(BaseHTTPRequestHandler):
     def wait(self, seconds: float = FOREVER) -> None:
         self.server.over.wait(seconds)
 
+    def informed(self) -> None:
+        """A picture after answers that only inform."""
+        self.wfile.write(b"HTTP/1.1 102 Processing\r\n\r\n" + b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" * 2)
+        self.body(jpeg(self.place))
+
+    def inform_for_ever(self) -> None:
+        while not self.server.over.is_set():
+            self.wfile.write(b"HTTP/1.1 103 Early Hints\r\n\r\n")
+            self.wait(0.1)
+
     def drip(self) -> None:
         self.send_response(200)
         self.end_headers()
@@ -177,6 +187,8 @@ OPT_OUTS: dict[str, tuple[tuple[str, str], ...]] = {
 BEHAVIOURS: dict[str, Callable[[_Handler], None]] = {
     "good": lambda it: it.body(jpeg(it.place)),
     "slow": lambda it: (it.wait(0.2), it.body(jpeg(it.place)))[1],
+    "informed": _Handler.informed,
+    "informs": _Handler.inform_for_ever,
     "turned": lambda it: it.body(jpeg(it.place, orientation=3)),
     "turned-late": lambda it: it.body(late_exif(it.place)),
     "png16": lambda it: it.body(sixteen_bits("PNG")),
@@ -197,5 +209,6 @@ BEHAVIOURS: dict[str, Callable[[_Handler], None]] = {
     "loop": lambda it: it.redirect(it.path),
     "to-file": lambda it: it.redirect("file:///etc/hostname"),
     "to-data": lambda it: it.redirect("data:image/png;base64,AAAA"),
+    "to-user": lambda it: it.redirect(it.server.url("/good/1").replace("//", "//user:word@")),
     "to-metadata": lambda it: it.redirect("http://169.254.169.254/latest/0"),
 }

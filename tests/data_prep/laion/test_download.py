@@ -42,7 +42,7 @@ from data_prep.laion.watch import Bounds
 pytestmark = pytest.mark.slow
 UNREACHABLE = re.compile(r"from versions: none|NewConnectionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError")
 ROOT = Path(__file__).parents[3]
-GIVEN = ("good", "slow", "turned", "turned-late", "png16", "tiff16", "moved", "flaky")
+GIVEN = ("good", "slow", "turned", "turned-late", "png16", "tiff16", "moved", "flaky", "informed")
 
 
 @pytest.fixture(scope="session")

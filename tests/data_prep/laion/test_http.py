@@ -22,7 +22,7 @@ def get(url: str, limits: Limits = HERE, timeout: float = 0.5) -> bytes:
     return fetch(url, limits, timeout, "img2dataset")
 
 
-@pytest.mark.parametrize("path", ["/good/1", "/moved/1", "/slow/1"])
+@pytest.mark.parametrize("path", ["/good/1", "/moved/1", "/slow/1", "/informed/1"])
 def test_a_picture_comes_whole(server: MisbehavingServer, path: str) -> None:
     assert get(server.url(path)) == jpeg(1)
 
@@ -51,6 +51,8 @@ def test_a_proxy_of_the_environment_is_not_used(server: MisbehavingServer, monke
         ("/loop/1", "redirects"),
         ("/to-file/1", "redirects"),
         ("/to-data/1", "redirects"),
+        ("/to-user/1", "address refused"),
+        ("/informs/1", "deadline"),
         *((f"/{kind}/1", "opted out") for kind in OPT_OUTS),
     ],
 )
@@ -60,7 +62,9 @@ def test_a_failure_is_named(server: MisbehavingServer, path: str, reason: str) -
     assert str(caught.value) == reason
 
 
-@pytest.mark.parametrize("url", ["file:///etc/hostname", "data:,abc", "ftp://127.0.0.1/a", "/etc/hostname", "http://"])
+@pytest.mark.parametrize(
+    "url", ["file:///etc/hostname", "data:,abc", "ftp://127.0.0.1/a", "/etc/hostname", "http://", "http://a@127.0.0.1/"]
+)
 def test_only_http_addresses_are_opened(url: str) -> None:
     with pytest.raises(FetchError, match=r"^(address refused|bad address)$"):
         get(url)
