@@ -3,21 +3,61 @@
 Exit codes: 0 done, 1 refused, failed or unsound (one sentence on stderr), 2 the command line is wrong, 130 interrupted.
 """
 
-import argparse
 import errno
 import math
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
-from data_prep.commands import check, download, emoji, manifest, plan, retry, run, stamps, stats, verify
-from data_prep.errors import DataError, UsageError
+
+def _leave(*_: object) -> None:
+    """Answer an interrupt while modules are imported, which would end in a traceback; nothing has begun yet."""
+    os.write(2, f"{_INTERRUPTED}\n".encode())
+    os._exit(130)
+
+
+_INTERRUPTED = "interrupted; nothing half-built is left, run the same command again"
+_EARLY = __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+if _EARLY:
+    signal.signal(signal.SIGINT, _leave)
+
+import argparse  # noqa: E402
+
+from data_prep.commands import (  # noqa: E402
+    check,
+    download,
+    emoji,
+    manifest,
+    plan,
+    retry,
+    run,
+    stamps,
+    stats,
+    verify,
+)
+from data_prep.errors import DataError, UsageError  # noqa: E402
 
 COMMANDS = (emoji, stamps, run, plan, download, retry, verify, manifest, check, stats)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code. Command-line mistakes end in SystemExit(2), as argparse does."""
+    try:
+        try:
+            return _main(argv)
+        finally:  # what was printed before an error or --help's end, too
+            sys.stdout.flush()
+    except BrokenPipeError:  # as `| head` ends: nobody is there to be told
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except BrokenPipeError:  # Python flushes it once more at exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return 1
+
+
+def _main(argv: Sequence[str] | None) -> int:
     top = argparse.ArgumentParser(prog="python -m data_prep", description="Makes data sets for training.")
     subparsers = top.add_subparsers(dest="subcommand", required=True)
     for command in COMMANDS:
@@ -34,10 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _refuse_nan(args)
     try:
         args.run(args)
-        sys.stdout.flush()
-    except BrokenPipeError:  # as `| head` ends: nobody is there to be told
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at exit
-        return 1
+    except BrokenPipeError:  # which is an OSError
+        raise
     except UsageError as error:
         args.usage_error(str(error))
     except DataError as error:
@@ -49,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {where}: {error.strerror or error}; {advice} and run the same command again", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted; nothing half-built is left, run the same command again", file=sys.stderr)
+        print(_INTERRUPTED, file=sys.stderr)
         return 130
     return 0
 
@@ -62,4 +100,6 @@ def _refuse_nan(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
+    if _EARLY:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from data_prep import __main__ as cli
 from data_prep.errors import DataError
 
+ROOT = Path(__file__).parents[2]
 STATS: dict[str, Any] = {
     "built": True,
     "sets": {"train": {"pictures": 9, "concepts": 3, "vendors": {"noto": 9}}},
@@ -98,23 +100,52 @@ def test_nan_is_no_number(capsys: pytest.CaptureFixture[str], words: list[str]) 
     assert "must be a number, found nan" in capsys.readouterr().err
 
 
-def test_a_reader_that_went_away_is_told_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "--metadata", "a.csv", "--output", "out", "--dry-run"],
+        ["plan", "--metadata", "a.csv", "--output", "out", "--dry-run", "--json"],
+        ["plan", "--help"],
+        ["verify", "bad", "--workers", "1", "--json"],
+    ],
+    ids=["text", "json", "help", "error"],
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_went_away_is_told_nothing(tmp_path: Path, words: list[str], unbuffered: str) -> None:
     (tmp_path / "a.csv").write_text("url,caption\nhttp://a.example/1,a caption\n")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad/a.tar").write_bytes(b"no tar")
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "data_prep", "plan", "--metadata", "a.csv", "--output", "out", "--dry-run"]
-    for unbuffered in ("", "1"):
-        done = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": unbuffered},
-            stdout=writer,
-            stderr=subprocess.PIPE,
-            timeout=60,
-            check=False,
-        )
-        assert (done.returncode, done.stderr) == (1, b"")
+    done = subprocess.run(
+        [sys.executable, "-m", "data_prep", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered},
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     os.close(writer)
+    assert done.returncode == (0 if unbuffered and "--help" in words else 1)  # argparse passes over it
+    assert re.sub("(verify|error): .*\n", "", done.stderr) == ""
+
+
+def test_an_interrupt_while_modules_are_imported(tmp_path: Path) -> None:
+    """The first of them that is imported late sends it."""
+    (tmp_path / "argparse.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-m", "data_prep"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 130
+    assert done.stderr == "interrupted; nothing half-built is left, run the same command again\n"
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,8 +157,6 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_runs_as_a_module() -> None:
     command = [sys.executable, "-m", "data_prep"]
-    done = subprocess.run(
-        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "usage: python -m data_prep" in done.stderr
