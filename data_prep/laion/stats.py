@@ -43,8 +43,7 @@ def stats(output: Path, seed: int, workers: int) -> dict[str, Any]:
         DataError: neither a plan nor a manifest, or a damaged one, or a damaged table of a planned part; or files of
             these names that are someone's own.
     """
-    for name in (JSON, HTML):
-        refuse_foreign(output / name)
+    refuse_foreign_pages(output)
     folder, entries = _manifest(output)
     planned = read_plan(output) if (output / FOLDER / PLAN).exists() else None
     if planned is None and folder is None:
@@ -83,6 +82,12 @@ def stats(output: Path, seed: int, workers: int) -> dict[str, Any]:
     atomic.write_text(output / HTML, page(record, pairs, output.resolve().name))
     atomic.write_text(output / JSON, json.dumps(record, indent=1) + "\n")
     return record
+
+
+def refuse_foreign_pages(output: Path) -> None:
+    """Raise DataError where `stats.json` or `stats.html` is someone's own and would be replaced."""
+    for name in (JSON, HTML):
+        refuse_foreign(output / name)
 
 
 def _manifest(output: Path) -> tuple[Path | None, list[ShardEntry]]:

@@ -212,3 +212,16 @@ def test_flaws_of_the_web_put_no_shard_aside(
     said = capsys.readouterr().out
     assert "shards/00001-00000.tar: other bytes than the manifest has" in said
     assert "shards/00001-00000.tar: picture of one colour" in said  # which it was not taken in with
+
+
+@pytest.mark.parametrize("name", ["stats.json", "stats.html"])
+def test_a_page_of_others_is_refused_before_anything_is_done(
+    tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    made = stand_in(monkeypatch, damaged=0)
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / name).write_text("someone's own")
+    assert main(words) == 1
+    assert f"{name} was not written by data_prep and would be replaced" in capsys.readouterr().err
+    assert made == []
+    assert [path.name for path in (tmp_path / "set").iterdir()] == [name]
