@@ -84,6 +84,12 @@ def _bring(output: Path, settings: Settings, options: "Options") -> "Result":
     return collect(output, options)
 
 
+def _as_known(record: dict[str, Any]) -> str:
+    """A reservation where tables of the download are gone."""
+    lost = record["rows_without_table"]
+    return f", as far as tables tell (gone are those of {many(lost, 'row')})" if lost else ""
+
+
 def summary(record: dict[str, Any], findings: Sequence[str], output: Path) -> str:
     """What was lost and why, of all rows of the metadata, and what was found in the shards."""
     counts = dict(record["plan"]["counts"])
@@ -92,7 +98,7 @@ def summary(record: dict[str, Any], findings: Sequence[str], output: Path) -> st
     passing = sum(count for reason, count in record["reasons"].items() if transient(reason))
     lines = [
         f"{many(read, 'row')} of metadata, {taken:,} taken" + (f"; by rule {rules}" if rules else ""),
-        f"{many(record['rows'], 'row')} downloaded, {shares(record['reasons'], most=20)}",
+        f"{many(record['rows'], 'row')} downloaded{_as_known(record)}, {shares(record['reasons'], most=20)}",
         f"{many(record['samples'], 'sample')} in {many(record['shards'], 'verified shard')}: {output / 'shards'}",
         *findings,
         *record["not_known"],

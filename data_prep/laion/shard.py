@@ -51,9 +51,11 @@ class Report:
 def look(path: Path) -> list[list[int]]:
     """Size, times and inode of a shard and of what the download wrote beside it, nothing for what is not there.
 
-    A copy that keeps the time of other bytes (`cp -a`) has another inode, and a file that is written to another ctime.
+    A record is missed only where its folder is there, so that counts as well. A copy that keeps the time of other bytes
+    (`cp -a`) has another inode, and a file that is written to another ctime.
     """
-    return [state_of(file) for file in (path, *_records(path))]
+    records = [state_of(file) if file.parent.is_dir() else [0] for file in _records(path)]
+    return [state_of(path), *records]
 
 
 def state_of(file: Path) -> list[int]:

@@ -36,8 +36,9 @@ def stats(output: Path, seed: int, workers: int) -> dict[str, Any]:
     """Count everything under `output` and write `stats.json` and `stats.html` there.
 
     Returns:
-        The content of stats.json. "rows" is the sum of "reasons"; with "rows_to_come" it is the plan's. Where there
-        are more names than are held, counts may be low by "reasons_low_by_at_most" and "hosts_low_by_at_most".
+        The content of stats.json. "rows" is the sum of "reasons"; with "rows_to_come" and "rows_without_table" (of
+        collected shards whose tables are gone) it is the plan's. Where there are more names than are held, counts may
+        be low by "reasons_low_by_at_most" and "hosts_low_by_at_most".
 
     Raises:
         DataError: neither a plan nor a manifest, or a damaged one, or a damaged table of a planned part; or files of
@@ -51,7 +52,7 @@ def stats(output: Path, seed: int, workers: int) -> dict[str, Any]:
             f"{output} has neither {FOLDER}/{PLAN} nor a {MANIFEST}; run python -m data_prep plan, or manifest for "
             "shards that are there"
         )
-    jobs, to_come = _planned(read_parts(output)) if planned else ([], 0)
+    jobs, to_come, lost = _planned(read_parts(output)) if planned else ([], 0, 0)
     if planned is None and folder is not None:
         jobs = [Shard(folder / entry.shard, entry) for entry in entries]
     counts = Counts()
@@ -65,6 +66,7 @@ def stats(output: Path, seed: int, workers: int) -> dict[str, Any]:
         "plan": planned and {name: planned[name] for name in ("rows", "counts", "off")},
         "rows": counts.rows,
         "rows_to_come": to_come,
+        "rows_without_table": lost,
         "reasons": _reasons(counts),
         "reasons_low_by_at_most": counts.reasons.undercount,
         "hosts": [
@@ -98,19 +100,20 @@ def _manifest(output: Path) -> tuple[Path | None, list[ShardEntry]]:
     return None, []
 
 
-def _planned(parts: list[Part]) -> tuple[list[Table | Shard], int]:
-    """The finished shards of the parts, and how many rows are not downloaded yet."""
+def _planned(parts: list[Part]) -> tuple[list[Table | Shard], int, int]:
+    """The finished shards of the parts, how many rows are not downloaded yet, and of how many the tables are gone."""
     jobs: list[Table | Shard] = []
-    later, to_come = later_files(parts), 0
+    later, to_come, lost = later_files(parts), 0, 0
     for part in parts:
-        missing = []
-        for shard in range(part.shards):
-            if part.file_of(shard, "_stats.json").exists():
-                jobs.append(Table(part.file_of(shard, ".parquet"), later[part.name]))
-            else:
-                missing.append(shard)
-        to_come += _left(part, missing, later[part.name])
-    return jobs, to_come
+        there = [part.file_of(shard, "_stats.json").exists() for shard in range(part.shards)]
+        jobs += [
+            Table(part.file_of(shard, ".parquet"), later[part.name]) for shard, is_there in enumerate(there) if is_there
+        ]
+        without = [shard for shard, is_there in enumerate(there) if not is_there]
+        bare = [shard for shard in without if part.collected(shard).exists()]
+        lost += _left(part, bare, later[part.name])
+        to_come += _left(part, [shard for shard in without if shard not in bare], later[part.name])
+    return jobs, to_come, lost
 
 
 def _left(part: Part, shards: Sequence[int], later: Sequence[Path]) -> int:
@@ -145,6 +148,11 @@ def _gaps(record: dict[str, Any], counts: Counts, collected: bool) -> Iterator[s
         )
     if record["rows_to_come"]:
         yield f"Not downloaded yet, or their shard was put aside: {many(record['rows_to_come'], 'row')} of the plan."
+    if record["rows_without_table"]:
+        yield (
+            f"The download's tables are gone for {many(record['rows_without_table'], 'row')} whose shards are there: "
+            "what came of these is not known, and retry cannot ask for them again."
+        )
     if not collected:
         yield "There is no manifest yet, so no samples are shown; python -m data_prep run makes it."
     if counts.pictures and record["histograms"]["similarity"]["unknown"] == counts.pictures:

@@ -55,9 +55,11 @@ class Tally:
 
 
 def shares(reasons: Mapping[str, int], most: int = 5) -> str:
-    """ "81.2 % success (HTTP 404 9.1 %, timeout 4.0 %)": success, then the commonest failures."""
+    """ "81.2 % success (HTTP 404 9.1 %, timeout 4.0 %)": success, then the commonest failures; of no rows a dash."""
     counts = Counter(reasons)
-    total = counts.total() or 1
+    total = counts.total()
+    if not total:
+        return "– success"
     success = counts.pop(SUCCESS, 0)
     named = ", ".join(f"{reason} {count / total:.1%}" for reason, count in counts.most_common(most) if count)
     said = f"{success / total:.1%} success" + (f" ({named})" if named else "")

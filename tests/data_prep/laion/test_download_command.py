@@ -125,7 +125,7 @@ def test_the_line_of_progress() -> None:
 
 
 def test_shares_of_nothing() -> None:
-    assert shares({}) == "0.0 % success"
+    assert shares({}) == "– success"
     assert shares({"DNS": 3}) == "0.0 % success (DNS 100.0 %)"
 
 

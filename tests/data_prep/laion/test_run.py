@@ -151,6 +151,51 @@ def test_a_collected_shard_whose_record_is_lost_is_downloaded_again(
     assert (tmp_path / "set/quarantine/shards-00001-00000.tar").exists()
 
 
+def test_a_whole_part_whose_tables_are_lost(
+    tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its shards stay sound; what is said of it, and does what `retry` advises help?"""
+    made = stand_in(monkeypatch, damaged=0)
+    assert main(words) == 0
+    part = read_parts(tmp_path / "set")[1]
+    shutil.rmtree(part.folder)
+    capsys.readouterr()
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert "5 rows downloaded, as far as tables tell (gone are those of 5 rows), 80.0 % success" in said.out
+    assert "The download's tables are gone for 5 rows whose shards are there" in said.out
+    with pytest.raises(
+        DataError, match=r"parts/00001 is gone.*remove \S+shards/00001-\*\.tar too, and python -m"
+    ) as caught:
+        plan_retry(tmp_path / "set")
+    shutil.rmtree(tmp_path / "set/parts/00000")
+    assert main(words) == 0
+    assert "0 rows downloaded, as far as tables tell (gone are those of 10 rows), – success" in capsys.readouterr().out
+    pattern = str(caught.value).split("remove ")[1].split()[0]
+    for tar in Path(pattern).parent.glob(Path(pattern).name):
+        tar.unlink()
+    (tmp_path / "set/shards/00000-00000.tar").unlink()
+    assert main(words) == 0
+    assert "10 rows downloaded, 80.0 % success" in capsys.readouterr().out
+    assert len(made) == 4
+    assert plan_retry(tmp_path / "set") == 0
+
+
+def test_a_shard_whose_part_comes_back_without_its_table_is_made_again(
+    tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = stand_in(monkeypatch, damaged=0)
+    assert main(words) == 0
+    part = read_parts(tmp_path / "set")[1]
+    shutil.rmtree(part.folder)
+    assert main(words) == 0  # it is known as sound now
+    part.folder.mkdir()
+    capsys.readouterr()
+    assert main(words) == 0
+    assert "put aside and downloaded again: 1 shard" in capsys.readouterr().err
+    assert made[2:] == [part.file_of(0, ".tar")]
+
+
 @pytest.mark.parametrize("name", ["zzz.tar", "00007-00000.tar", "00000-00001.tar", "a/00000-00000.tar"])
 def test_a_copy_among_the_collected_shards_is_named(
     tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
