@@ -55,8 +55,11 @@ def _collect(root: Path, options: Options) -> Result:
     (root / SHARDS).mkdir(exist_ok=True)
     sound = [verdict.report for verdict in result.verdicts if not verdict.against]
     taken = [report for report in sound if report.name.startswith(f"{PARTS}/") and report.samples]
-    moved = {report.name: _take(root, report) for report in taken}
-    for folder in {(root / name).parent for name in moved} | {root / SHARDS}:
+    moved = {report.name: _move(root, report, collected_as(report.name)) for report in taken}
+    empty = [(report, downloaded_as(report.name)) for report in sound if not report.samples]
+    moved |= {report.name: _move(root, report, back) for report, back in empty if back}  # which was collected earlier
+    names = [*moved, *(report.name for report in moved.values())]
+    for folder in {(root / name).parent for name in names} | {root / SHARDS}:
         atomic.fsync(folder)
     with Journal(options.state or root) as journal:
         journal.move(moved)
@@ -115,13 +118,13 @@ def _refuse_strays(root: Path, names: Sequence[str]) -> None:
             )
 
 
-def _take(root: Path, report: Report) -> Report:
-    """Move a shard to the verified ones; returns its report there. To rename a file changes its ctime."""
-    source, target = root / report.name, root / collected_as(report.name)
+def _move(root: Path, report: Report, name: str) -> Report:
+    """Move a shard to another name below `root`; returns its report there. To rename a file changes its ctime."""
+    source, target = root / report.name, root / name
     if target.exists():
         raise DataError(f"{source} was downloaded again though {target} is there; remove one of them")
     os.rename(source, target)
-    return replace(report, name=collected_as(report.name), seen=[state_of(target), *report.seen[1:]])
+    return replace(report, name=name, seen=[state_of(target), *report.seen[1:]])
 
 
 def _entries(root: Path, result: Result) -> Iterable[ShardEntry]:

@@ -81,6 +81,23 @@ def test_collect(tmp_path: Path) -> None:
     assert (tmp_path / "parts/00000/00000_stats.json").exists()
 
 
+def test_an_empty_shard_that_was_collected_goes_back(tmp_path: Path) -> None:
+    """A copy of `shards/` would be unsound with it."""
+    sound = download(tmp_path)
+    write_record(write_tar(tmp_path / "parts/00000-retry1/00000.tar", []), [], ["000000000"])
+    collect(tmp_path, ALONE)
+    for name in ("parts/00000/00002.tar", "parts/00000-retry1/00000.tar"):
+        (tmp_path / name).rename(tmp_path / collected_as(name))
+    manifest = (tmp_path / "shards" / MANIFEST).read_bytes()
+    assert not collect(tmp_path, ALONE).unsound
+    assert {path.name for path in (tmp_path / "shards").glob("*.tar")} == sound.keys()
+    assert {"parts/00000/00002.tar", "parts/00000-retry1/00000.tar"} <= set(tars(tmp_path))
+    assert (tmp_path / "shards" / MANIFEST).read_bytes() == manifest
+    assert collect(tmp_path, ALONE).bytes_read == 0
+    shutil.copytree(tmp_path / "shards", tmp_path / "copy")
+    assert not verify(tmp_path / "copy", ALONE).unsound
+
+
 def test_collect_again_reads_nothing_and_takes_what_was_made_again(tmp_path: Path) -> None:
     download(tmp_path)
     collect(tmp_path, ALONE)
