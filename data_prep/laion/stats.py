@@ -105,14 +105,15 @@ def _planned(parts: list[Part]) -> tuple[list[Table | Shard], int, int]:
     jobs: list[Table | Shard] = []
     later, to_come, lost = later_files(parts), 0, 0
     for part in parts:
-        there = [part.file_of(shard, "_stats.json").exists() for shard in range(part.shards)]
-        jobs += [
-            Table(part.file_of(shard, ".parquet"), later[part.name]) for shard, is_there in enumerate(there) if is_there
-        ]
-        without = [shard for shard, is_there in enumerate(there) if not is_there]
-        bare = [shard for shard in without if part.collected(shard).exists()]
+        missing: list[int] = []
+        bare: list[int] = []
+        for shard in range(part.shards):
+            if part.file_of(shard, "_stats.json").exists():
+                jobs.append(Table(part.file_of(shard, ".parquet"), later[part.name]))
+            else:
+                (bare if part.collected(shard).exists() else missing).append(shard)
+        to_come += _left(part, missing, later[part.name])
         lost += _left(part, bare, later[part.name])
-        to_come += _left(part, [shard for shard in without if shard not in bare], later[part.name])
     return jobs, to_come, lost
 
 
