@@ -48,6 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _main(argv)
         finally:  # what was printed before an error or --help's end, too
             sys.stdout.flush()
+    except KeyboardInterrupt:
+        print(_INTERRUPTED, file=sys.stderr)
+        return 130
     except BrokenPipeError:  # as `| head` ends: nobody is there to be told
         for stream in (sys.stdout, sys.stderr):
             try:
@@ -86,9 +89,6 @@ def _main(argv: Sequence[str] | None) -> int:
         advice = "free some space" if error.errno == errno.ENOSPC else "correct that"
         print(f"error: {where}: {error.strerror or error}; {advice} and run the same command again", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print(_INTERRUPTED, file=sys.stderr)
-        return 130
     return 0
 
 

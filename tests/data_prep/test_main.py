@@ -74,6 +74,17 @@ def test_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     assert "run the same command again" in capsys.readouterr().err
 
 
+def test_an_interrupt_while_the_options_are_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(parser: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("data_prep.commands.emoji.add_arguments", interrupted)
+    assert cli.main(["emoji", "--output", "out"]) == 130
+    assert "run the same command again" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words",
     [["--heldout-vendor", "apple"], ["--image-size", "4"], ["--workers", "0"], ["--no-such-option"], ["--seed", "x"]],
