@@ -2,16 +2,16 @@
 
 All take float32 or wider. Padding is taken out of keys and values first (`hide`), so that a sum over the keys a row
 sees needs no mask. Causal sums never touch a later token: an earlier row stays the same bit for bit whatever finite
-values come after it. Cost per head: 4·N·D² FLOPs full; causal, 4·N·D·min(N, CHUNK) more or less, linear in N beyond
-one chunk.
+values come after it. Cost per head: 4·N·D² FLOPs full; causal, about 4·N·D·min(N, CHUNK + D), linear in N beyond
+two chunks.
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Causal products are quadratic inside chunks of this many rows and linear across them.
-CHUNK = 128
+# Causal products are quadratic inside chunks of about this many rows, linear across them; two chunks are one product.
+CHUNK = 64
 
 
 def hide(x_BHND: Tensor, valid_BN: Tensor | None) -> Tensor:
@@ -38,11 +38,19 @@ def product_seen(q_BHND: Tensor, k_BHND: Tensor, v_BHND: Tensor, causal: bool) -
     if not causal:
         return q_BHND @ (k_BHND.mT @ v_BHND)
     N = q_BHND.shape[-2]
-    if N <= CHUNK:
-        return (q_BHND @ k_BHND.mT).tril() @ v_BHND
-    # G chunks of CHUNK rows: keys of the own chunk one by one, keys of earlier chunks by their summed state.
-    q, k, v = (F.pad(t, (0, 0, 0, -N % CHUNK)).unflatten(-2, (-1, CHUNK)) for t in (q_BHND, k_BHND, v_BHND))
+    if N <= 2 * CHUNK:
+        return (q_BHND @ k_BHND.mT).tril_() @ v_BHND
+    # G chunks of C rows: keys of the own chunk one by one, keys of earlier chunks by their summed state.
+    G = -(-N // CHUNK)
+    C = -(-N // G)
+    q, k, v = (_chunks(t, G, C) for t in (q_BHND, k_BHND, v_BHND))
     state_BHGDD = (k.mT @ v).cumsum(-3)
     earlier = F.pad(state_BHGDD[..., :-1, :, :], (0, 0, 0, 0, 1, 0))
-    o = (q @ k.mT).tril() @ v + q @ earlier
+    o = (q @ k.mT).tril_() @ v + q @ earlier
     return o.flatten(-3, -2)[..., :N, :]
+
+
+def _chunks(x_BHND: Tensor, G: int, C: int) -> Tensor:
+    """(B, H, G, C, D), with zeros after the last row; a copy, which autograd would save, only where there are such."""
+    missing = G * C - x_BHND.shape[-2]
+    return (F.pad(x_BHND, (0, 0, 0, missing)) if missing else x_BHND).unflatten(-2, (G, C))
