@@ -10,14 +10,17 @@ from evaluate.speed.operators import Attend, Case, attend, exact, inputs
 LONGEST = 16_385  # of softmax, whose exact form costs N² in float64
 
 
-def error_of(case: Case, step: str) -> float | None:
-    """The error of the output, or the largest of the three gradients'; None where float64 would take too long."""
+def error_of(case: Case, step: str, seed: int = 0) -> float | None:
+    """The error of the output, or the largest of the three gradients'; None where float64 would take too long.
+
+    The seed is that of the numbers drawn.
+    """
     if case.kind == "softmax" and case.n > LONGEST:
         return None
     heads = 1 if case.n > 1025 else 2
-    tensors = inputs(replace(case, heads=heads), grad=step != "forward")
+    tensors = inputs(replace(case, heads=heads), grad=step != "forward", seed=seed)
     wide = [t.detach().double().requires_grad_(t.requires_grad) for t in tensors]
-    cotangent = torch.randn(tensors[0].shape, generator=torch.Generator().manual_seed(1)).to(tensors[0])
+    cotangent = torch.randn(tensors[0].shape, generator=torch.Generator().manual_seed(seed + 1)).to(tensors[0])
     found = _outcome(attend(case.kind, case.n), tensors, None if step == "forward" else cotangent)
     expected = _outcome(exact(case.kind, case.n), wide, None if step == "forward" else cotangent.double())
     errors = [_relative(f, e) for f, e in zip(found, expected, strict=True)]
