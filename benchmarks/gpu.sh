@@ -1,5 +1,6 @@
 #!/bin/bash
-# Everything that has to be known of the Triton kernels on a GPU, in under 8 minutes; stops where they are not right.
+# Everything that has to be known of the Triton kernels and of SEMA's windows on a GPU, in under 8 minutes; stops where
+# something is not right.
 #     bash benchmarks/gpu.sh | tee gpu.txt
 set -euo pipefail
 cd "$(dirname "$0")/.."
