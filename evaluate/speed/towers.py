@@ -1,4 +1,4 @@
-"""Whole vision towers: a training step's forward and backward pass beside softmax and beside no attention at all.
+"""Whole vision towers: a training step's forward and backward pass beside OpenCLIP's own and without any attention.
 
 The ceiling is the same tower whose attention gives back its values: projections stay, and nobody can be faster than
 that. `share_of_gain` is how much of the time that removing attention would save a kind saves.
@@ -63,7 +63,7 @@ def measure_towers(
         for size in sizes:
             towers = {
                 "model": tower(name, size),
-                "softmax": tower(name, size, "softmax"),
+                "softmax": tower(name, size, "default"),
                 "ceiling": without_attention(tower(name, size, "softmax")),
             }
             images = torch.randn(batch, 3, size, size, device=device)
