@@ -38,8 +38,8 @@ def collect(root: Path, options: Options) -> Result:
         The verdicts, with the names that the shards had before. There is no manifest where no sound one has a sample.
 
     Raises:
-        DataError: a download of `root` is running, nothing was downloaded, `shards/` has one that the plan does not,
-            all is sound and holds no sample, or a shard of a name that is collected was downloaded again.
+        DataError: a download of `root` is running, nothing was downloaded, there is a shard that the plan does not
+            have, all is sound and holds no sample, or a shard of a name that is collected was downloaded again.
     """
     with alone(root):
         return _collect(root, options)
@@ -107,15 +107,22 @@ def _finished(root: Path, name: str) -> bool:
 
 
 def _refuse_strays(root: Path, names: Sequence[str]) -> None:
-    """Raise DataError where there is a shard among the collected ones that no part of the plan has, as a copy."""
-    parts = read_parts(root) if (root / FOLDER / PLAN).exists() else None
-    planned = parts and {str(part.collected(shard).relative_to(root)) for part in parts for shard in range(part.shards)}
-    for name in names:
-        if name.startswith(f"{SHARDS}/") and (name not in planned if planned else downloaded_as(name) is None):
-            raise DataError(
-                f"{printable(str(root / name))} is no shard of this plan, perhaps a copy; move it out of "
-                f"{root / SHARDS} and run the same command again"
-            )
+    """Raise DataError where there is a collected or finished shard that no part of the plan has, as a copy."""
+    if (root / FOLDER / PLAN).exists():
+        planned = {
+            str(path.relative_to(root))
+            for part in read_parts(root)
+            for shard in range(part.shards)
+            for path in (part.file_of(shard, ".tar"), part.collected(shard))
+        }
+        strays = [name for name in names if name not in planned]
+    else:
+        strays = [name for name in names if name.startswith(f"{SHARDS}/") and downloaded_as(name) is None]
+    if strays:
+        raise DataError(
+            f"{printable(str(root / strays[0]))} is no shard of this plan, perhaps a copy; move it out of "
+            f"{root / strays[0].split('/')[0]} and run the same command again"
+        )
 
 
 def _move(root: Path, report: Report, name: str) -> Report:

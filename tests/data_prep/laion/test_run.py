@@ -213,6 +213,28 @@ def test_a_copy_among_the_collected_shards_is_named(
     assert main(words) == 0
 
 
+@pytest.mark.parametrize("name", ["00055/00000", "00001/00077", "00000-retry1/00000"])
+def test_a_copy_among_the_downloaded_shards_is_named(
+    tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """As when parts/ of several machines, or of another plan, are copied together."""
+    stand_in(monkeypatch, damaged=0)
+    assert main(words) == 0
+    root = tmp_path / "set"
+    before = (root / "shards/manifest.jsonl").read_bytes()
+    (root / "parts" / name).parent.mkdir(exist_ok=True)
+    shutil.copy(root / "shards/00000-00000.tar", root / "parts" / f"{name}.tar")
+    for suffix in (".parquet", "_stats.json"):
+        shutil.copy(root / f"parts/00000/00000{suffix}", root / "parts" / f"{name}{suffix}")
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert f"error: {root}/parts/{name}.tar is no shard of this plan" in said
+    assert f"move it out of {root}/parts and run" in said
+    assert (root / "shards/manifest.jsonl").read_bytes() == before
+    (root / "parts" / f"{name}.tar").unlink()
+    assert main(words) == 0
+
+
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_flaws_of_the_web_put_no_shard_aside(
     tmp_path: Path,
