@@ -32,7 +32,6 @@ _LIKE = re.compile(r"\.(parquet|pq|csv|tsv|jsonl|json|ndjson|arrow|feather|orc|a
 _BATCH = 1024  # rows; captions of 100 kB make 100 MB of them
 _MOST_BYTES = 1 << 24  # of a line of JSON or a field of CSV: an unclosed quote would read the rest of the file as one
 _MOST_LINES = 2000  # of one CSV row: as many captions beside a quote that nobody closed
-_END = "\0end of the file"  # a line after the last: a row of its own, unless a quote is open
 _LINES_FOR_NAMES = 1000
 
 
@@ -211,14 +210,14 @@ def _csv_rows(path: Path) -> Iterator[tuple[dict[str, str] | None, int]]:
     records = _csv_records(path)
     header, _ = next(records, ([], 0))
     for record, position in records:
-        if record:  # an empty line is no row
-            yield (dict(zip(header, record, strict=True)) if len(record) == len(header) else None), position
+        yield (dict(zip(header, record, strict=True)) if len(record) == len(header) else None), position
 
 
 def _csv_records(path: Path) -> Iterator[tuple[list[str], int]]:
-    """The fields of each record; bytes that are no UTF-8 become lone surrogates.
+    """The fields of each record, empty lines aside; bytes that are no UTF-8 become lone surrogates.
 
-    csv.reader takes the end of the file for the end of an open quote, without a word.
+    A quote that nobody closed takes the rows after it for its text, up to the next quote or the end of the file. Only a
+    strict reader says so: behind a quote that closes a field it takes nothing but a comma or the end of the line.
     """
     csv.field_size_limit(_MOST_BYTES)
     begins = 1  # the line on which the record begins that is being read
@@ -229,23 +228,21 @@ def _csv_records(path: Path) -> Iterator[tuple[list[str], int]]:
                 if number - begins >= _MOST_LINES:
                     raise csv.Error(f"it goes on for {_MOST_LINES} lines and more")
                 yield line
-            yield _END
 
         tabs = _kind(path) == ".tsv"
-        reader = csv.reader(lines(), delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(lines())
+        reader = (
+            csv.reader(lines(), delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(lines(), strict=True)
+        )
         try:
             for record in reader:
-                if record and record[-1].endswith(_END):
-                    if record != [_END]:
-                        raise csv.Error("it goes on to the end of the file")
-                    return
-                yield record, data.tell()
+                if record:
+                    yield record, data.tell()
                 begins = reader.line_num + 1
         except csv.Error as error:
-            raise DataError(
-                f"{path} line {begins}: a quote in the row that begins there is not closed ({error}); correct it, or "
-                "leave the file out"
-            ) from None
+            what = "a quote in the row that begins there is not closed, or text follows one that is"
+            if "field limit" in str(error) and reader.line_num == begins:
+                what = f"a field of more than {_MOST_BYTES >> 20} MB"
+            raise DataError(f"{path} line {begins}: {what} ({error}); correct it, or leave the file out") from None
 
 
 def _json_objects(path: Path) -> Iterator[tuple[dict[str, Any] | None, int]]:

@@ -144,10 +144,12 @@ def test_tsv_has_no_quotes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rest", "why"),
     [
-        ("http://a.example/2,b\n" * 9, "to the end of the file"),
-        ("http://a.example/2,b", "to the end of the file"),
+        ("http://a.example/2,b\n" * 9, "unexpected end of data"),
+        ("http://a.example/2,b", "unexpected end of data"),
+        ("", "unexpected end of data"),
         ("http://a.example/2,b\n" * 60 + '",closed', "for 50 lines and more"),
         ("x" * 2000 + "\n", "field larger than field limit"),
+        ('http://a.example/2,b\nhttp://a.example/3,"open, too\n', "',' expected after '\"'"),
     ],
 )
 def test_a_quote_left_open_is_told_with_its_line(
@@ -157,8 +159,25 @@ def test_a_quote_left_open_is_told_with_its_line(
     monkeypatch.setattr(module, "_MOST_LINES", 50)
     path = tmp_path / "a.csv"
     path.write_text('url,caption\nhttp://a.example/0,"two\nlines"\nhttp://a.example/1,"open\n' + rest)
-    with pytest.raises(DataError, match=rf"a\.csv line 4: a quote in the row .* is not closed \(.*{why}"):
+    with pytest.raises(DataError, match=rf"a\.csv line 4: a quote in the row .* is not closed, .*\(.*{why}"):
         columns_of(path)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_a_field_that_is_too_long_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+    monkeypatch.setattr(module, "_MOST_BYTES", 2 << 20)
+    path = tmp_path / f"a.{suffix}"
+    path.write_text(
+        "url,caption\nhttp://a.example/1,b\n".replace(",", "\t" if suffix == "tsv" else ",") + "x" * (3 << 20)
+    )
+    with pytest.raises(DataError, match=rf"a\.{suffix} line 3: a field of more than 2 MB"):
+        columns_of(path)
+
+
+def test_quotes_within_a_field_and_empty_lines_before_the_names(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('\n\nurl,caption\n\nhttp://a.example/1,a "big" cat"\n')
+    assert columns_of(path) == {"url": ["http://a.example/1"], "caption": ['a "big" cat"']}
 
 
 def test_a_quote_that_ends_with_the_file_is_closed(tmp_path: Path) -> None:
