@@ -9,6 +9,7 @@ Everything goes to a temporary name beside the final one, reaches the disk (fsyn
 import contextlib
 import errno
 import fcntl
+import glob
 import os
 import shutil
 from collections.abc import Iterator
@@ -93,18 +94,35 @@ def scratch(folder: Path, purpose: str) -> Iterator[Path]:
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        if not _lock(descriptor, folder):
-            raise DataError(f"another process is {purpose} now; wait for it to end and run again")
+    with locked(folder, purpose):
         try:
             for child in folder.iterdir():
                 _remove(child)
             yield folder
         finally:
             _remove(folder)
+
+
+@contextlib.contextmanager
+def locked(folder: Path, purpose: str) -> Iterator[None]:
+    """Hold the lock of a folder while the block runs; it goes with the process, however that ends.
+
+    Raises:
+        DataError: another process holds it; `purpose` says what it is doing.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        if not _lock(descriptor, folder):
+            raise DataError(f"another process is {purpose} now; wait for it to end and run again")
+        yield
     finally:
         os.close(descriptor)
+
+
+def remove_left(path: Path) -> None:
+    """Remove what killed processes left of `writing` this path; the caller knows that no living one writes it."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        left.unlink()
 
 
 def _lock(descriptor: int, path: Path) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from data_prep import atomic
 from data_prep.laion.names import QUARANTINE, downloaded_as
 from data_prep.laion.verify import Verdict
-from data_prep.manifest import MANIFEST, ShardEntry, parse_manifest, write_manifest
+from data_prep.manifest import MANIFEST, manifests_of, write_manifest
 
 RECORDS = (".parquet", "_stats.json")  # what img2dataset leaves beside a tar
 COPIES = 2  # of a shard that stays unsound: what one download brings, and whether the next differs
@@ -73,18 +73,6 @@ def _free(folder: Path, record: dict[str, Any]) -> tuple[str, list[str]]:
     if last == record and not os.path.lexists(folder / f"{earlier[-1]}.tar"):  # a kill came before the tar moved
         stem = earlier.pop()
     return stem, earlier
-
-
-def manifests_of(root: Path, names: Collection[str]) -> dict[Path, list[ShardEntry]]:
-    """The entries of the manifests beside or above shards that name one of them, by folder below `root`."""
-    found: dict[Path, list[ShardEntry]] = {}
-    wanted = frozenset(names)
-    for folder in {parent for name in names for parent in Path(name).parents}:
-        path = root / folder / MANIFEST
-        entries = parse_manifest(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else []
-        if any(str(folder / entry.shard) in wanted for entry in entries):
-            found[folder] = entries
-    return found
 
 
 def leave_out(root: Path, names: Collection[str]) -> None:

@@ -1,6 +1,6 @@
 """Makes plain upright JPEGs of pictures that other readers would show wrong: EXIF rotation, kept or lost, and 16 bits.
 
-    changed = reencode(Path("/data/set/00000.tar"))     # 12 samples; the other ones keep every byte
+    changed = reencode(Path("/data/set"), "00000.tar")     # 12 samples; the other ones keep every byte
 
 Pillow as most readers use it, and OpenCLIP, show a picture without regard to its EXIF tag and 16 bits as white. A
 picture that img2dataset stored lying is turned by the tag in its JSON. One that it stored white is lost: only its
@@ -12,6 +12,7 @@ import json
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,11 +20,9 @@ from PIL import Image
 
 from data_prep import atomic
 from data_prep.errors import DataError
-from data_prep.laion import findings
+from data_prep.laion import findings, renewed
 from data_prep.laion.pictures import lost_turn, own_turn
-from data_prep.laion.quarantine import leave_out, manifests_of
 from data_prep.laion.verify import Options, Result, verify
-from data_prep.manifest import ShardEntry, write_manifest
 from data_prep.pool import unordered
 from data_prep.shards import FORMATS, PICTURES, decode_image, read_headers
 
@@ -45,7 +44,7 @@ def repair(root: Path, result: Result, options: Options) -> Result:
     """Re-encode what can be repaired in the shards of a verification, and verify those again.
 
     Shards that are damaged themselves are left alone, and broken samples stay as they are. Manifests beside the shards
-    name the new bytes at the end; ended in between, they name fewer shards, and are to be made again.
+    name the new bytes at the end; killed in between they name the old ones, until the next verification.
     """
     names = [
         verdict.report.name
@@ -55,18 +54,19 @@ def repair(root: Path, result: Result, options: Options) -> Result:
     ]
     if not names:
         return result
-    before = manifests_of(root, names)
-    leave_out(root, names)
-    for _ in unordered(reencode, [root / name for name in names], options.workers):
-        pass
-    result = verify(root, replace(options, again=False))
-    for folder, entries in before.items():
-        write_manifest(root / folder, list(_renewed(folder, entries, result)))
-    return result
+    with renewed.alone(root):
+        try:
+            for _ in unordered(partial(reencode, root), names, options.workers):
+                pass
+        finally:
+            renewed.record(root)
+    return verify(root, replace(options, again=False))
 
 
-def reencode(shard: Path) -> int:
+def reencode(root: Path, name: str) -> int:
     """Write a shard anew with its wrong pictures as JPEG; the same shard gives the same bytes.
+
+    What its bytes will be stands in the log before they are in place.
 
     Returns:
         The number of samples that changed. Their JSON says the new size, and "reencoded".
@@ -75,14 +75,19 @@ def reencode(shard: Path) -> int:
         DataError: the tar is damaged; it stays as it is.
     """
     changed = 0
+    shard = root / name
+    atomic.remove_left(shard)
     with atomic.writing(shard) as file:
         for group in _groups(shard):
             new = _repaired(group)
             changed += bool(new)
             for info, header, content in group:
-                name, content_now = new.get(info.name, (info.name, content))
-                _write(file, header if content_now is content else _header(info, name, len(content_now)), content_now)
+                name_now, content_now = new.get(info.name, (info.name, content))
+                same = content_now is content
+                _write(file, header if same else _header(info, name_now, len(content_now)), content_now)
         file.write(bytes(2 * _BLOCK))
+        file.flush()
+        renewed.log(root, name, Path(file.name))
     return changed
 
 
@@ -156,11 +161,3 @@ def _write(file: BinaryIO, header: bytes, content: bytes) -> None:
     file.write(header)
     file.write(content)
     file.write(bytes(-len(content) % _BLOCK))
-
-
-def _renewed(folder: Path, entries: list[ShardEntry], result: Result) -> Iterator[ShardEntry]:
-    """A manifest's entries with the bytes that their shards have now."""
-    reports = {verdict.report.name: verdict.report for verdict in result.verdicts}
-    for entry in entries:
-        report = reports[str(folder / entry.shard)]
-        yield replace(entry, bytes=report.bytes, sha256=report.sha256)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.errors import DataError
-from data_prep.laion import findings
+from data_prep.laion import findings, renewed
 from data_prep.laion.duplicates import in_earlier
 from data_prep.laion.journal import Journal
 from data_prep.laion.names import QUARANTINE, SHARDS
@@ -89,8 +89,10 @@ def verify(root: Path, options: Options, names: Sequence[str] | None = None) -> 
     """Verify the shards of these names below `root`; every `*.tar` but for its quarantine's where None.
 
     Raises:
-        DataError: no such folder, no shard, another process that verifies it, or a worker that was killed.
+        DataError: no such folder, no shard, another process that verifies or re-encodes it, or a worker that was
+            killed.
     """
+    renewed.finish(root)
     names = shards_under(root) if names is None else names
     if not names:
         raise DataError(f"{root} has no *.tar below it; name the folder of the shards, or download them first")

@@ -2,6 +2,9 @@
 
 import io
 import json
+import signal
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from shard_files import encoded, meta, noise, samples, write_tar
 from data_prep.__main__ import main
 from data_prep.errors import DataError
 from data_prep.laion import findings as why
+from data_prep.laion import renewed
 from data_prep.laion.adopt import adopt
 from data_prep.laion.reencode import reencode
 from data_prep.laion.verify import Options, verify
@@ -67,7 +71,7 @@ def far(image: Image.Image, other: Image.Image) -> float:
 def test_a_kept_tag(tmp_path: Path, turn: int) -> None:
     content = tagged(smooth(), turn)
     before = read(shard(tmp_path / "a.tar", content, width=48, height=32))
-    assert reencode(tmp_path / "a.tar") == 1
+    assert reencode(tmp_path, "a.tar") == 1
     after = read(tmp_path / "a.tar")
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
     found = Image.open(io.BytesIO(after[f"{KEY}.jpg"]))
@@ -86,10 +90,10 @@ def test_a_lost_tag(tmp_path: Path, turn: int) -> None:
     fields = {"width": 48, "height": 32, "exif": json.dumps({"Image Orientation": WORDS[turn - 1]})}
     shard(tmp_path / "a.tar", encoded(smooth(), quality=95), **fields)
     assert why.ROTATION_LOST in verify(tmp_path, ALONE).counts
-    assert reencode(tmp_path / "a.tar") == 1
+    assert reencode(tmp_path, "a.tar") == 1
     assert far(Image.open(io.BytesIO(read(tmp_path / "a.tar")[f"{KEY}.jpg"])), upright) < 3
     assert not verify(tmp_path, ALONE).counts
-    assert reencode(tmp_path / "a.tar") == 0
+    assert reencode(tmp_path, "a.tar") == 0
 
 
 def test_sixteen_bits(tmp_path: Path) -> None:
@@ -98,7 +102,7 @@ def test_sixteen_bits(tmp_path: Path) -> None:
     members = [pair for pair in samples(4) if not pair[0].startswith(KEY)]
     members += [(f"{KEY}.PNG", encoded(deep, "PNG")), (f"{KEY}.txt", b"grey")]
     write_tar(tmp_path / "a.tar", [pair for pair in members if "json" not in pair[0]])
-    assert reencode(tmp_path / "a.tar") == 1
+    assert reencode(tmp_path, "a.tar") == 1
     found = Image.open(io.BytesIO(read(tmp_path / "a.tar")[f"{KEY}.jpg"]))
     assert far(found.convert("L"), grey) < 3
     assert not verify(tmp_path, ALONE).unsound
@@ -106,13 +110,13 @@ def test_sixteen_bits(tmp_path: Path) -> None:
 
 def test_the_bytes_of_the_other_samples_stay_with_their_headers(tmp_path: Path) -> None:
     whole = shard(tmp_path / "a.tar", tagged(noise(1), 3)).read_bytes()
-    reencode(tmp_path / "a.tar")
+    reencode(tmp_path, "a.tar")
     first = (tmp_path / "a.tar").read_bytes()
     assert first.startswith(whole[: whole.index(f"{KEY}.jpg".encode())])
     last = whole[whole.index(b"000000002.jpg") :].rstrip(b"\0")
     assert first.rstrip(b"\0").endswith(last)
     shard(tmp_path / "a.tar", tagged(noise(1), 3))
-    reencode(tmp_path / "a.tar")
+    reencode(tmp_path, "a.tar")
     assert (tmp_path / "a.tar").read_bytes() == first
 
 
@@ -120,7 +124,7 @@ def test_long_names(tmp_path: Path) -> None:
     members = [(f"{'k' * 150}{name}", was) for name, was in samples(3) if "json" not in name]
     members[2] = (members[2][0], tagged(noise(1), 6))
     write_tar(tmp_path / "a.tar", members)
-    assert reencode(tmp_path / "a.tar") == 1
+    assert reencode(tmp_path, "a.tar") == 1
     assert list(read(tmp_path / "a.tar")) == [name for name, _ in members]
 
 
@@ -129,7 +133,7 @@ def test_a_damaged_shard_stays_as_it_is(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-5000])
     before = path.read_bytes()
     with pytest.raises(DataError, match="cut short"):
-        reencode(path)
+        reencode(tmp_path, "a.tar")
     assert path.read_bytes() == before
     assert main(["verify", str(tmp_path), "--workers", "1", "--reencode"]) == 1
     assert path.read_bytes() == before
@@ -161,3 +165,45 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(tmp_path), "--workers", "1"]) == 0
     assert main([*words, "--reencode"]) == 0
     assert read_manifest(tmp_path) == after
+
+
+STOPPED = """
+import os, signal, sys
+from data_prep.__main__ import main
+
+def stop(when, target):
+    if (when, target.name) == (sys.argv[2], "b.tar"):
+        os.kill(os.getpid(), int(sys.argv[3]))
+
+def replace(source, target, replace=os.replace):
+    stop("before", target)
+    replace(source, target)
+    stop("after", target)
+
+os.replace = replace
+sys.exit(main(["verify", sys.argv[1], "--workers", "1", "--reencode"]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_stopped_and_started_again(tmp_path: Path, when: str, number: int) -> None:
+    """Between two shards, before or after the second of three is put in place."""
+    for name in "abc":
+        shard(tmp_path / f"{name}.tar", tagged(noise(ord(name)), 6))
+    write_tar(tmp_path / "d.tar", samples(4, 40))
+    adopt(tmp_path, tmp_path / MANIFEST, Options(workers=1, max_flawed=1.0), leave_out=False)
+    words = [sys.executable, "-c", STOPPED, tmp_path, when, str(int(number))]
+    done = subprocess.run(words, cwd=Path(__file__).parents[3], capture_output=True, timeout=60, check=False)
+    assert done.returncode == (130 if number == signal.SIGINT else -number)
+    assert main(["verify", str(tmp_path), "--workers", "1", "--reencode"]) == 0
+    assert [entry.shard for entry in read_manifest(tmp_path)] == ["a.tar", "b.tar", "c.tar", "d.tar"]
+    assert main(["check", str(tmp_path), "--workers", "1"]) == 0
+    assert not verify(tmp_path, ALONE).counts
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    shard(tmp_path / "a.tar", tagged(noise(1), 6))
+    with renewed.alone(tmp_path):
+        assert main(["verify", str(tmp_path), "--workers", "1", "--reencode"]) == 1
