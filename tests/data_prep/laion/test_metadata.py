@@ -200,6 +200,20 @@ def test_json_lines(tmp_path: Path) -> None:
     assert unreadable(path) == 4
 
 
+def test_a_column_that_comes_late_in_json_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    lines = [{"url": "u", "caption": "c"}] * 2000 + [{"url": "v", "caption": "c", "nsfw": "NSFW"}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert columns_of(path)["nsfw"] == [None] * 2000 + ["NSFW"]
+
+
+def test_json_lines_of_no_table(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({f"http://a.example/{n}": "c"}) + "\n" for n in range(10_001)))
+    with pytest.raises(DataError, match=r"a\.jsonl has more than 10000 names of columns"):
+        find_sources([path], AUTO)
+
+
 def test_a_line_without_an_end_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_BYTES", 1000)
     path = tmp_path / "a.jsonl"
@@ -264,8 +278,8 @@ def test_other_columns_in_another_file(tmp_path: Path) -> None:
     ("name", "text", "words"),
     [
         ("a.csv", "", "no column is known as the url"),
-        ("a.jsonl", "", "begins with no JSON object"),
-        ("a.jsonl", "hello\n", "begins with no JSON object"),
+        ("a.jsonl", "", "has no JSON object"),
+        ("a.jsonl", "hello\n", "has no JSON object"),
         ("a.txt", "url,caption\n", "should end in .parquet"),
     ],
 )
