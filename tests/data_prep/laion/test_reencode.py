@@ -20,7 +20,7 @@ from data_prep.laion import renewed
 from data_prep.laion.adopt import adopt
 from data_prep.laion.reencode import reencode
 from data_prep.laion.verify import Options, verify
-from data_prep.manifest import MANIFEST, read_manifest
+from data_prep.manifest import MANIFEST, parse_manifest, read_manifest, sha256_file
 
 ALONE = Options(workers=1)
 KEY = "000000001"
@@ -207,3 +207,16 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     shard(tmp_path / "a.tar", tagged(noise(1), 6))
     with renewed.alone(tmp_path):
         assert main(["verify", str(tmp_path), "--workers", "1", "--reencode"]) == 1
+
+
+def test_a_manifest_that_names_a_missing_shard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It stays unsound, and the re-encoded one is named as it is now."""
+    shard(tmp_path / "a.tar", tagged(noise(1), 6))
+    write_tar(tmp_path / "b.tar", samples(4, 40))
+    adopt(tmp_path, tmp_path / MANIFEST, Options(workers=1, max_flawed=1.0), leave_out=False)
+    (tmp_path / "b.tar").unlink()
+    assert main(["verify", str(tmp_path), "--workers", "1", "--reencode"]) == 1
+    assert "error: 1 of 2 shards unsound" in capsys.readouterr().err
+    entries = parse_manifest((tmp_path / MANIFEST).read_text(), MANIFEST)
+    assert [entry.shard for entry in entries] == ["a.tar", "b.tar"]
+    assert entries[0].sha256 == sha256_file(tmp_path / "a.tar")
