@@ -150,11 +150,16 @@ def _plain(data: bytes, meta: dict[str, Any]) -> Image.Image | None:
 
 
 def _header(info: tarfile.TarInfo, name: str, size: int) -> bytes:
-    """A header like the member's own, for another content."""
+    """A header like the member's own, for another content; 0 for a time or owner that has no room in it."""
     new = tarfile.TarInfo(name)
-    new.size, new.mode, new.mtime = size, info.mode, int(info.mtime)
-    new.uid, new.gid, new.uname, new.gname = info.uid, info.gid, info.uname, info.gname
+    new.size, new.mode, new.uname, new.gname = size, info.mode, info.uname, info.gname
+    new.mtime, new.uid, new.gid = _fitting(info.mtime, 11), _fitting(info.uid, 7), _fitting(info.gid, 7)
     return new.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+
+
+def _fitting(number: float, digits: int) -> int:
+    """pax headers hold any number, and "nan"; a plain one has this many octal digits."""
+    return int(number) if 0 <= number < 8**digits else 0
 
 
 def _write(file: BinaryIO, header: bytes, content: bytes) -> None:

@@ -120,6 +120,24 @@ def test_the_bytes_of_the_other_samples_stay_with_their_headers(tmp_path: Path) 
     assert (tmp_path / "a.tar").read_bytes() == first
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"mtime": "nan"}, {"mtime": "inf"}, {"mtime": "1e30"}, {"mtime": "-5"}, {"uid": "9" * 30}, {"gid": "-1"}],
+    ids=str,
+)
+def test_headers_of_any_numbers(tmp_path: Path, fields: dict[str, str]) -> None:
+    """pax headers hold numbers that no plain header has room for."""
+    members = dict(samples(4)) | {f"{KEY}.jpg": tagged(noise(1), 6)}
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.pax_headers = len(content), fields
+            tar.addfile(info, io.BytesIO(content))
+    assert reencode(tmp_path, "a.tar") == 1
+    assert list(read(tmp_path / "a.tar")) == list(members)
+    assert not verify(tmp_path, ALONE).counts
+
+
 def test_long_names(tmp_path: Path) -> None:
     members = [(f"{'k' * 150}{name}", was) for name, was in samples(3) if "json" not in name]
     members[2] = (members[2][0], tagged(noise(1), 6))
