@@ -204,7 +204,7 @@ def _missing(part: Part, state: State, tally: Tally) -> list[int]:
         found = recorded.get(f"{shard:05d}")
         files = [part.file_of(shard, suffix) for suffix in SUFFIXES]
         whole = all(file.exists() for file in files) and found and files[0].stat().st_size == found["bytes"]
-        if found and (part.collected(shard).exists() or whole):
+        if found and (part.collected(shard).is_file() or whole):
             tally.add(found["reasons"], earlier=True)
         else:
             unknown.append(shard)

@@ -51,7 +51,7 @@ def check(part: Part, shard: int, urls: Sequence[str]) -> dict[str, Any]:
     if read_reasons(part.file_of(shard, "_stats.json")) != reasons:
         raise UnfinishedError("the statistics and the table differ")
     tar = part.file_of(shard, ".tar")
-    if not tar.exists() and part.collected(shard).exists():
+    if not tar.exists() and part.collected(shard).is_file():
         tar = part.collected(shard)
     _check_tar(tar, {row["key"] for row in table if row["status"] == SUCCESS})
     for path in (tar, *(part.file_of(shard, suffix) for suffix in SUFFIXES[1:])):

@@ -111,7 +111,7 @@ def _planned(parts: list[Part]) -> tuple[list[Table | Shard], int, int]:
             if part.file_of(shard, "_stats.json").exists():
                 jobs.append(Table(part.file_of(shard, ".parquet"), later[part.name]))
             else:
-                (bare if part.collected(shard).exists() else missing).append(shard)
+                (bare if part.collected(shard).is_file() else missing).append(shard)
         to_come += _left(part, missing, later[part.name])
         lost += _left(part, bare, later[part.name])
     return jobs, to_come, lost

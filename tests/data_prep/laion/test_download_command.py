@@ -16,8 +16,10 @@ from data_prep.__main__ import main
 from data_prep.commands.download import size
 from data_prep.laion import download
 from data_prep.laion.columns import parse_columns
+from data_prep.laion.layout import read_parts
 from data_prep.laion.plan import Shape, plan
 from data_prep.laion.rules import Settings
+from data_prep.laion.state import State
 from data_prep.laion.tally import Tally, shares
 
 ROOT = Path(__file__).parents[3]
@@ -111,6 +113,18 @@ def test_workers_of_spark_run_the_python_that_has_img2dataset(monkeypatch: pytes
     assert download._environment("venv/bin/python")["PYSPARK_PYTHON"] == str(Path("venv/bin/python").absolute())
     monkeypatch.setenv("PYSPARK_PYTHON", "/on/every/worker/python")
     assert download._environment("venv/bin/python")["PYSPARK_PYTHON"] == "/on/every/worker/python"
+
+
+def test_a_folder_is_no_collected_shard(output: Path) -> None:
+    [part] = read_parts(output)
+    state = State.read(output, 256)
+    state.of(part)["00000"] = {"bytes": 10_240, "rows": 1, "reasons": {"success": 1}}
+    part.collected(0).parent.mkdir()
+    part.collected(0).write_bytes(bytes(10_240))
+    assert download._missing(part, state, Tally(1, 1)) == []
+    part.collected(0).unlink()
+    part.collected(0).mkdir()
+    assert download._missing(part, state, Tally(1, 1)) == [0]
 
 
 def test_the_line_of_progress() -> None:

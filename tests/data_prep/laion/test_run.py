@@ -40,7 +40,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, damaged: int, which: tuple[int, ..
 
     def download(output: Path, settings: Any) -> None:
         for number, part in enumerate(read_parts(output)):
-            if part.collected(0).exists():
+            if part.collected(0).is_file():
                 continue
             shard = downloaded(part.folder, number)
             shard.rename(part.file_of(0, ".tar"))
