@@ -30,9 +30,9 @@ class State:
         path = output / STATE
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
-            made, parts = record["image_size"], dict(record["parts"])
-        except (FileNotFoundError, ValueError, LookupError, TypeError):  # then the shards are compared again
-            made, parts = image_size, {}
+            made, parts = int(record["image_size"]), _whole(record["parts"])
+        except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            made, parts = image_size, {}  # then the shards are compared again
         if made != image_size:
             raise DataError(
                 f"{output} holds pictures made with --image-size {made}, asked for was {image_size}; "
@@ -46,3 +46,15 @@ class State:
 
     def write(self) -> None:
         atomic.write_text(self.path, json.dumps({"image_size": self.image_size, "parts": self.parts}))
+
+
+def _whole(parts: Any) -> dict[str, dict[str, dict[str, Any]]]:
+    """The parts, if every record says what is asked of it.
+
+    Raises:
+        ValueError, or what Python raises where something of another shape is taken apart: one does not.
+    """
+    for found in (found for shards in parts.values() for found in shards.values()):
+        if not all(type(number) is int for number in (found["bytes"], found["rows"], *found["reasons"].values())):
+            raise ValueError("a record that holds no numbers")
+    return dict(parts)
