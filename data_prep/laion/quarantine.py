@@ -63,9 +63,9 @@ def _free(folder: Path, record: dict[str, Any]) -> tuple[str, list[str]]:
     """A name in the quarantine for a shard, and those that it was put aside under before, in order."""
     first = stem = record["shard"].removesuffix(".tar").replace("/", "-")
     earlier, number, last = [], 1, None
-    while (reason := folder / f"{stem}.json").exists():
-        found = json.loads(reason.read_text(encoding="utf-8"))
-        if found["shard"] == record["shard"]:  # and not "a/b.tar" where this is "a-b.tar"
+    while (folder / f"{stem}.json").exists():
+        found = _read(folder / f"{stem}.json")
+        if found.get("shard") == record["shard"]:  # and not "a/b.tar" where this is "a-b.tar"
             earlier.append(stem)
             last = found
         number += 1
@@ -73,6 +73,15 @@ def _free(folder: Path, record: dict[str, Any]) -> tuple[str, list[str]]:
     if last == record and not os.path.lexists(folder / f"{earlier[-1]}.tar"):  # a kill came before the tar moved
         stem = earlier.pop()
     return stem, earlier
+
+
+def _read(reason: Path) -> dict[str, Any]:
+    """Why a shard was put aside; nothing where the file is someone else's."""
+    try:
+        found = json.loads(reason.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def leave_out(root: Path, names: Collection[str]) -> None:

@@ -1,0 +1,40 @@
+"""Tests of `verify --quarantine` beside files that it did not write; what it does with shards is in test_collect.py."""
+
+import json
+from pathlib import Path
+
+import pytest
+from shard_files import samples, write_tar
+
+from data_prep.__main__ import main
+from data_prep.laion.adopt import adopt
+from data_prep.laion.verify import Options
+from data_prep.manifest import MANIFEST, read_manifest
+
+
+def one_bad(root: Path) -> list[str]:
+    """A manifest of two shards, of which the first is damaged since; returns the words that put it aside."""
+    for number in range(2):
+        write_tar(root / f"{number}.tar", samples(4, number * 10))
+    adopt(root, root / MANIFEST, Options(workers=1), leave_out=False)
+    (root / "0.tar").write_bytes(b"bad")
+    (root / "quarantine").mkdir()
+    return ["verify", str(root), "--workers", "1", "--quarantine"]
+
+
+def listed(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+FOREIGN = [b"{}", b"[]", b"garbage", b"\xff", b'{"shard": 5}', b"[" * 100_000]
+
+
+@pytest.mark.parametrize("content", FOREIGN, ids=["object", "list", "text", "bytes", "number", "deep"])
+def test_a_json_of_someone_else(tmp_path: Path, content: bytes) -> None:
+    words = one_bad(tmp_path)
+    (tmp_path / "quarantine/0.json").write_bytes(content)
+    assert main(words) == 1
+    assert listed(tmp_path / "quarantine") == ["0.2.json", "0.2.tar", "0.json"]
+    assert (tmp_path / "quarantine/0.json").read_bytes() == content
+    assert json.loads((tmp_path / "quarantine/0.2.json").read_bytes())["shard"] == "0.tar"
+    assert [entry.shard for entry in read_manifest(tmp_path)] == ["1.tar"]
