@@ -132,10 +132,10 @@ def shown(result: Mapping[str, Any]) -> str:
         between = "" if row["ratio_range"] is None else "{:.2f}-{:.2f}".format(*row["ratio_range"])
         mark = "*" if (row["sdpa"] or "").startswith("extrapolated") else ""
         ratio = "" if row["ratio_to_sdpa"] is None else f"{row['ratio_to_sdpa']:.2f}{mark}"
-        theirs = "" if row["sdpa_error"] is None else f"{row['sdpa_error']:.1e}"
+        own, theirs = ("" if row[error] is None else f"{row[error]:.1e}" for error in ("error", "sdpa_error"))
         lines.append(
             f"{row['kind']:<8}{row['n']:>9,}{row['dtype']:>10} {row['pass']:<17}{ratio:>9}{between:>15}"
-            f"{row['milliseconds']:>10.2f}{row['memory_units']:>7.2f}{row['error']:>9.1e}{theirs:>9}"
+            f"{row['milliseconds']:>10.2f}{row['memory_units']:>7.2f}{own:>9}{theirs:>9}"
         )
     backends = ", ".join(dict.fromkeys(row["sdpa_backend"] for row in result["rows"]))
     threads = f", {result['threads']} thread" + "s" * (result["threads"] != 1) if result["threads"] else ""

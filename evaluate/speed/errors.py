@@ -7,15 +7,15 @@ from torch import Tensor
 
 from evaluate.speed.operators import Attend, Case, attend, exact, inputs
 
-LONGEST = 16_385  # of softmax, whose exact form costs N² in float64
+LONGEST, LONGEST_SOFTMAX = 1_100_000, 16_385  # tokens: float64 takes many times the memory, and of softmax N² time
 
 
 def error_of(case: Case, step: str, seed: int = 0) -> float | None:
-    """The error of the output, or the largest of the three gradients'; None where float64 would take too long.
+    """The error of the output, or the largest of the three gradients'; None where float64 would take too much.
 
     The seed is that of the numbers drawn.
     """
-    if case.kind == "softmax" and case.n > LONGEST:
+    if case.n > (LONGEST_SOFTMAX if case.kind == "softmax" else LONGEST):
         return None
     heads = 1 if case.n > 1025 else 2
     tensors = inputs(replace(case, heads=heads), grad=step != "forward", seed=seed)

@@ -23,6 +23,14 @@ def test_a_line_comes_when_time_has_passed(capsys: pytest.CaptureFixture[str], m
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 
+def test_slow_work_has_a_rate_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter((0.0, 40.0))
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(times))
+    with progress(5, "kernels", unit="setting") as advance:
+        advance(1)
+    assert capsys.readouterr().err == "kernels: 1/5 settings, 0.025/s, 160 s left\n"
+
+
 def test_a_bar_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with progress(2, "folder") as advance:

@@ -105,6 +105,7 @@ def test_errors_are_of_the_narrow_dtype(kind: str) -> None:
 
 def test_softmax_without_end_has_no_error() -> None:
     assert error_of(Case("softmax", 65_537, "float32", "cpu", 1), "forward") is None
+    assert error_of(Case("eq7", 4_000_000, "float16", "cpu", 1), "forward") is None
 
 
 def test_memory_is_the_outputs_and_little_more() -> None:
