@@ -63,7 +63,7 @@ def _free(folder: Path, record: dict[str, Any]) -> tuple[str, list[str]]:
     """A name in the quarantine for a shard, and those that it was put aside under before, in order."""
     first = stem = record["shard"].removesuffix(".tar").replace("/", "-")
     earlier, number, last = [], 1, None
-    while (folder / f"{stem}.json").exists():
+    while any(os.path.lexists(folder / f"{stem}{suffix}") for suffix in (".json", ".tar", *RECORDS)):
         found = _read(folder / f"{stem}.json")
         if found.get("shard") == record["shard"]:  # and not "a/b.tar" where this is "a-b.tar"
             earlier.append(stem)

@@ -38,3 +38,13 @@ def test_a_json_of_someone_else(tmp_path: Path, content: bytes) -> None:
     assert (tmp_path / "quarantine/0.json").read_bytes() == content
     assert json.loads((tmp_path / "quarantine/0.2.json").read_bytes())["shard"] == "0.tar"
     assert [entry.shard for entry in read_manifest(tmp_path)] == ["1.tar"]
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".parquet", "_stats.json"])
+def test_a_shard_or_table_of_someone_else(tmp_path: Path, suffix: str) -> None:
+    words = one_bad(tmp_path)
+    (tmp_path / "0.parquet").write_bytes(b"a table")
+    (tmp_path / f"quarantine/0{suffix}").write_bytes(b"mine")
+    assert main(words) == 1
+    assert listed(tmp_path / "quarantine") == sorted(["0.2.json", "0.2.tar", "0.2.parquet", f"0{suffix}"])
+    assert (tmp_path / f"quarantine/0{suffix}").read_bytes() == b"mine"
