@@ -41,12 +41,8 @@ def progress(total: int, label: str, unit: str = "image", ranks: int = 1) -> Ite
         if done >= total or now - last_line >= SECONDS_BETWEEN_LINES:
             last_line = now
             rate = done / max(now - started, 1e-9)
+            speed = f"{rate:.0f}/s" if rate >= 1 else f"{rate:.2g}/s"
             left = f", {(total - done) / max(rate, 1e-9):.0f} s left" if done < total else ""
-            print(f"{label}: {done}/{total} {plural(total, unit)}, {_rounded(rate)}/s{left}", file=sys.stderr, flush=True)
+            print(f"{label}: {done}/{total} {plural(total, unit)}, {speed}{left}", file=sys.stderr, flush=True)
 
     yield advance
-
-
-def _rounded(rate: float) -> str:
-    """Whole numbers, or two digits of what is slower than one a second."""
-    return f"{rate:.0f}" if rate >= 1 else f"{rate:.2g}"
