@@ -106,8 +106,10 @@ def _check(kind: str, scale: str | None, backend: str, causal: bool, tensors: di
         raise ValueError('the operator has no causal form; give backend="auto" or "composed"')
     q = tensors["q"]
     for name, t in tensors.items():
-        if t.ndim != 4 or t.shape != q.shape or 0 in t.shape:
-            raise ValueError(f"q, k, v must be (B, H, N, D) of one shape and not empty, found {name} {tuple(t.shape)}")
+        if t.ndim != 4 or t.shape != q.shape or 0 in t.shape[1:]:
+            raise ValueError(
+                f"q, k, v must be (B, H, N, D) of one shape, of which B alone may be 0, found {name} {tuple(t.shape)}"
+            )
         if not t.is_floating_point() or t.dtype != q.dtype or t.device != q.device:
             raise ValueError(
                 f"q, k, v must be of one float dtype on one device, found {name} {t.dtype} on {t.device} beside "

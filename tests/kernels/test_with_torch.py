@@ -39,8 +39,8 @@ def test_what_does_not_fit_is_refused() -> None:
         ({"scale": "one"}, "eq7: scale must be one of half, mean, found 'one'"),
         ({"backend": "fast"}, "backend must be one of auto, operator, composed, found 'fast'"),
         ({"backend": "operator", "causal": True}, "no causal form"),
-        ({"k": k[:, :, :3]}, r"of one shape and not empty, found k \(1, 2, 3, 4\)"),
-        ({"q": q[:, :, :0], "k": k[:, :, :0], "v": v[:, :, :0]}, "not empty"),
+        ({"k": k[:, :, :3]}, r"of one shape, of which B alone may be 0, found k \(1, 2, 3, 4\)"),
+        ({"q": q[:, :, :0], "k": k[:, :, :0], "v": v[:, :, :0]}, "B alone may be 0"),
         ({"v": v.double()}, "found v torch.float64 on cpu beside torch.float32"),
         ({"q": q.long(), "k": k.long(), "v": v.long()}, "one float dtype"),
     ):
