@@ -20,7 +20,7 @@ from data_prep.errors import DataError
 from data_prep.laion.alone import alone
 from data_prep.laion.findings import printable
 from data_prep.laion.journal import Journal
-from data_prep.laion.layout import read_parts
+from data_prep.laion.layout import check_disks, read_parts
 from data_prep.laion.names import PARTS, SHARDS, collected_as, downloaded_as
 from data_prep.laion.plan import FOLDER, PLAN
 from data_prep.laion.quarantine import set_aside
@@ -39,7 +39,8 @@ def collect(root: Path, options: Options) -> Result:
 
     Raises:
         DataError: a download of `root` is running, nothing was downloaded, there is a shard that the plan does not
-            have, all is sound and holds no sample, or a shard of a name that is collected was downloaded again.
+            have, all is sound and holds no sample, a shard of a name that is collected was downloaded again, or there
+            is one to move and the folders are on several disks.
     """
     with alone(root):
         return _collect(root, options)
@@ -51,13 +52,13 @@ def _collect(root: Path, options: Options) -> Result:
         raise DataError(f"{root} has no downloaded shard; run: python -m data_prep download, first")
     _refuse_strays(root, names)
     result = verify(root, options, names)
+    moves = [(verdict.report, _place(verdict.report)) for verdict in result.verdicts if not verdict.against]
+    moves = [(report, name) for report, name in moves if name != report.name]
+    if result.unsound or moves:
+        check_disks(root)
     set_aside(root, result.unsound)
     (root / SHARDS).mkdir(exist_ok=True)
-    sound = [verdict.report for verdict in result.verdicts if not verdict.against]
-    taken = [report for report in sound if report.name.startswith(f"{PARTS}/") and report.samples]
-    moved = {report.name: _move(root, report, collected_as(report.name)) for report in taken}
-    empty = [(report, downloaded_as(report.name)) for report in sound if not report.samples]
-    moved |= {report.name: _move(root, report, back) for report, back in empty if back}  # which was collected earlier
+    moved = {report.name: _move(root, report, name) for report, name in moves}
     names = [*moved, *(report.name for report in moved.values())]
     for folder in {(root / name).parent for name in names} | {root / SHARDS}:
         atomic.fsync(folder)
@@ -123,6 +124,13 @@ def _refuse_strays(root: Path, names: Sequence[str]) -> None:
             f"{printable(str(root / strays[0]))} is no shard of this plan, perhaps a copy; move it out of "
             f"{root / strays[0].split('/')[0]} and run the same command again"
         )
+
+
+def _place(report: Report) -> str:
+    """The name that a sound shard should have: with its part if it is empty, among the collected ones otherwise."""
+    if report.samples:
+        return collected_as(report.name) if report.name.startswith(f"{PARTS}/") else report.name
+    return downloaded_as(report.name) or report.name
 
 
 def _move(root: Path, report: Report, name: str) -> Report:

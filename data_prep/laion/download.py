@@ -25,7 +25,7 @@ from data_prep.laion.alone import alone
 from data_prep.laion.finished import SUFFIXES, UnfinishedError, check, discard, urls_of
 from data_prep.laion.group import Group, end_marked
 from data_prep.laion.http import Limits
-from data_prep.laion.layout import Part, check_plan, later_files, read_parts
+from data_prep.laion.layout import Part, check_disks, check_plan, later_files, read_parts
 from data_prep.laion.state import State
 from data_prep.laion.tally import Tally
 from data_prep.laion.watch import Bounds, DiskFullError, NothingComesError, Outcome, Watch, check_disk
@@ -74,8 +74,8 @@ def download(output: Path, settings: Settings) -> dict[str, Any]:
         retried counted by its retry alone.
 
     Raises:
-        DataError: no plan, another download at work here, no img2dataset, a disk nearly full, no network, or a shard
-            that did not get finished in `attempts` runs.
+        DataError: no plan, another download at work here, no img2dataset, a disk nearly full, folders on several
+            disks, no network, or a shard that did not get finished in `attempts` runs.
     """
     parts = read_parts(output)
     later = later_files(parts)
@@ -89,6 +89,8 @@ def download(output: Path, settings: Settings) -> dict[str, Any]:
         tally = Tally(sum(part.shards for part in chosen), sum(part.rows for part in chosen))
         todo = [(part, missing) for part in chosen if (missing := _missing(part, state, tally))]
         state.write()
+        if todo:
+            check_disks(output)  # and not after days, when what came is to be moved
         failed = []
         for part, missing in todo:
             check_plan(part)

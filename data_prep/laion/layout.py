@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.errors import DataError
-from data_prep.laion.names import PARTS, collected_as
+from data_prep.laion.names import PARTS, QUARANTINE, SHARDS, collected_as
 from data_prep.laion.plan import read_plan
 from data_prep.manifest import sha256_file
 
@@ -105,6 +105,21 @@ def check_plan(part: Part) -> None:
         raise DataError(f"{part.plan} is missing; copy it again or make the plan again")
     if sha256_file(part.plan) != part.sha256:
         raise DataError(f"{part.plan} is not the file that was planned (its SHA-256 differs); copy it again")
+
+
+def check_disks(output: Path) -> None:
+    """That all folders are on one disk: shards move between them by a rename, which no kill can leave half done.
+
+    Raises:
+        DataError: one is linked, or mounted, from another disk.
+    """
+    folders = [output / PARTS, output / SHARDS, output / QUARANTINE, *(output / PARTS).glob("*/")]
+    for folder in folders:
+        if folder.is_dir() and folder.stat().st_dev != output.stat().st_dev:
+            raise DataError(
+                f"{folder} is on another disk than {output}, and shards are moved between their folders by renaming "
+                f"them; put all of {output} on one disk"
+            )
 
 
 def _retries(path: Path) -> Any:

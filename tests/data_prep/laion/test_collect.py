@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,26 @@ def test_a_name_that_is_collected_is_not_overwritten(tmp_path: Path) -> None:
     downloaded(tmp_path / "parts/00000", 0)
     with pytest.raises(DataError, match="was downloaded again though"):
         collect(tmp_path, Options(workers=1, max_flawed=1.0))
+
+
+def test_folders_on_another_disk(tmp_path: Path) -> None:
+    """Nothing can be moved there, and nothing is; once all is collected shards/ may be linked elsewhere."""
+    if not os.path.isdir("/dev/shm") or os.stat("/dev/shm").st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no second disk")
+    sound = download(tmp_path)
+    before = tars(tmp_path)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+        (tmp_path / "shards").symlink_to(other)
+        with pytest.raises(DataError, match=f"{tmp_path / 'shards'} is on another disk"):
+            collect(tmp_path, ALONE)
+        assert tars(tmp_path) == before
+        (tmp_path / "shards").unlink()
+        collect(tmp_path, ALONE)
+        shutil.copytree(tmp_path / "shards", Path(other) / "shards")
+        shutil.rmtree(tmp_path / "shards")
+        (tmp_path / "shards").symlink_to(Path(other) / "shards")
+        assert not collect(tmp_path, ALONE).unsound
+        assert {entry.shard for entry in read_manifest(tmp_path / "shards")} == sound.keys()
 
 
 def test_while_it_is_downloaded_nothing_is_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

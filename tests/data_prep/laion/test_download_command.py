@@ -4,6 +4,7 @@ import argparse
 import re
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from pyarrow import parquet
 
 from data_prep.__main__ import main
 from data_prep.commands.download import size
+from data_prep.errors import DataError
 from data_prep.laion import download
 from data_prep.laion.columns import parse_columns
 from data_prep.laion.layout import read_parts
@@ -113,6 +115,22 @@ def test_workers_of_spark_run_the_python_that_has_img2dataset(monkeypatch: pytes
     assert download._environment("venv/bin/python")["PYSPARK_PYTHON"] == str(Path("venv/bin/python").absolute())
     monkeypatch.setenv("PYSPARK_PYTHON", "/on/every/worker/python")
     assert download._environment("venv/bin/python")["PYSPARK_PYTHON"] == "/on/every/worker/python"
+
+
+@pytest.mark.parametrize("name", ["shards", "parts", "quarantine", "parts/00000"])
+def test_folders_on_another_disk_are_refused_before_anything_is_fetched(
+    output: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Shards are renamed from one to the other."""
+    elsewhere = Path("/dev/shm")
+    if not elsewhere.is_dir() or elsewhere.stat().st_dev == output.stat().st_dev:
+        pytest.skip("there is no second disk")
+    monkeypatch.setattr(download, "_check_program", lambda python: None)
+    with tempfile.TemporaryDirectory(dir=elsewhere) as other:
+        (output / name).parent.mkdir(exist_ok=True)
+        (output / name).symlink_to(other)
+        with pytest.raises(DataError, match=f"{output / name} is on another disk than {output}.*on one disk"):
+            download.download(output, download.Settings())
 
 
 def test_a_folder_is_no_collected_shard(output: Path) -> None:
