@@ -110,7 +110,7 @@ def verify(root: Path, options: Options, names: Sequence[str] | None = None) -> 
         Verdict(reports[name], against(reports[name], copies, recorded.get(name), options))
         for name, copies in zip(names, repeated, strict=True)
     ]
-    verdicts += [_missing(name) for name in sorted(recorded.keys() - set(names)) if not (root / name).exists()]
+    verdicts += [_passed_over(root, name) for name in sorted(recorded.keys() - set(names))]
     read = [reports[name] for name in fresh]
     seconds = time.monotonic() - started
     return Result(verdicts, sum(repeated), sum(r.bytes for r in read), sum(r.samples for r in read), seconds)
@@ -167,11 +167,18 @@ def _recorded(root: Path, names: Sequence[str], adopting: bool) -> dict[str, Sha
             except UnicodeDecodeError:
                 raise DataError(f"{path} is not UTF-8 text; remove it and make it again") from None
             entries |= {str(folder / entry.shard): entry for entry in parse_manifest(text, str(path))}
+    if others := entries.keys() - set(names):
+        real = {os.path.realpath(root / name): name for name in names}  # a folder may be linked from another one
+        for other in others:
+            entry = entries.pop(other)
+            entries.setdefault(real.get(os.path.realpath(root / other), other), entry)
     return entries
 
 
-def _missing(name: str) -> Verdict:
-    words = {findings.UNREADABLE: "it is missing, and the manifest names it"}
+def _passed_over(root: Path, name: str) -> Verdict:
+    """What the manifest names, and training would read, and is not among the shards."""
+    what = "hidden, put aside or no file" if os.path.lexists(root / name) else "missing"
+    words = {findings.UNREADABLE: f"it is {what}, and the manifest names it"}
     return Verdict(Report(name, 0, [], 0.0, counts={findings.UNREADABLE: 1}, examples=words), words)
 
 
