@@ -4,8 +4,8 @@
         known = journal.find(name, look(root / name), max_aspect)
         journal.add(report, hashes)
 
-A line is written when its hashes are on the disk. A line that is damaged, as its CRC-32 says, is passed over, and a
-later line of a shard stands in place of an earlier one.
+A line is written when its hashes are on the disk. A line that is damaged, or whose hashes are, as CRC-32s say, is
+passed over, and a later line of a shard stands in place of an earlier one.
 """
 
 import contextlib
@@ -68,8 +68,9 @@ class Journal:
     def add(self, report: Report, hashes: np.ndarray) -> None:
         """Keep a report and its shard's hashes (uint64); they are on the disk when this returns."""
         place = self._hashes.seek(0, os.SEEK_END) // _ITEM
-        _put(self._hashes, hashes.astype("<u8").tobytes())
-        self._write([{**asdict(report), "hashes": [place, len(hashes)]}])
+        data = hashes.astype("<u8").tobytes()
+        _put(self._hashes, data)
+        self._write([{**asdict(report), "hashes": [place, len(hashes), zlib.crc32(data)]}])
 
     def move(self, moved: Mapping[str, Report]) -> None:
         """Keep the reports of shards that were moved, by their names before, but for what was forgotten since."""
@@ -77,9 +78,13 @@ class Journal:
         self._write([{**asdict(report), "hashes": self._known[before]["hashes"]} for before, report in known.items()])
 
     def find(self, name: str, seen: list[list[int]], max_aspect: float) -> Report | None:
-        """The report of a shard, None where it or what is beside it is another now (`seen`, by shard.look)."""
+        """The report of a shard, None where it or what is beside it is another now (`seen`, by shard.look).
+
+        None, too, where its hashes are damaged: they are read here, and are 8 bytes a picture.
+        """
         line = self._known.get(name)
-        return _report(line) if line and (line["seen"], line["max_aspect"]) == (seen, max_aspect) else None
+        known = line and (line["seen"], line["max_aspect"]) == (seen, max_aspect) and self._whole(*line["hashes"])
+        return _report(line) if line and known else None
 
     def hashes(self, names: Sequence[str]) -> list[np.ndarray]:
         """Each shard's hashes, as they stand in the file: they are read when they are used."""
@@ -87,7 +92,11 @@ class Journal:
             return [np.zeros(0, np.uint64) for _ in names]
         every = np.memmap(self.folder / HASHES, "<u8", "r")
         places = (self._known[name]["hashes"] for name in names)
-        return [every[place : place + count] for place, count in places]
+        return [every[place : place + count] for place, count, _ in places]
+
+    def _whole(self, place: int, count: int, crc32: int) -> bool:
+        """Whether the file has these hashes as they were written."""
+        return zlib.crc32(os.pread(self._hashes.fileno(), count * _ITEM, place * _ITEM)) == crc32
 
     def _read(self) -> dict[str, dict[str, Any]]:
         """The last good line of each shard."""
@@ -99,7 +108,8 @@ class Journal:
             try:
                 line = json.loads(last)
                 whole = line.pop("crc32") == _crc32(line)
-                if whole and sum(line["hashes"]) <= stored:
+                place, count, _ = line["hashes"]
+                if whole and place + count <= stored:
                     known[line["name"]] = line
             except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
                 continue

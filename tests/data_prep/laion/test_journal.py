@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from shard_files import downloaded, found, parts, samples, write_tar
 
-from data_prep.laion.journal import LINES, Journal
+from data_prep.laion.journal import HASHES, LINES, Journal
 from data_prep.laion.verify import Options, verify
 from data_prep.manifest import sha256_file
 
@@ -62,10 +62,10 @@ def test_other_bytes_of_the_same_size_and_time_are_seen(tmp_path: Path) -> None:
     [
         (rb"(?s).*", b"[" * 100_000 + b"\n"),
         (rb"(?s).*", b"5\nnull\n[]\n{}\n\xff\n"),
-        (rb'"hashes": \[0, 4\]', b'"hashes": [0, 4, 0]'),
-        (rb'"hashes": \[0, 4\]', b'"hashes": [0]'),
-        (rb'"hashes": \[0, 4\]', b'"hashes": [0.0, 4.0]'),
-        (rb'"hashes": \[0, 4\]', b'"hashes": [-3, 4]'),
+        (rb'"hashes": \[0, 4, \d+\]', b'"hashes": [0, 4, 0, 0]'),
+        (rb'"hashes": \[0, 4, \d+\]', b'"hashes": [0]'),
+        (rb'"hashes": \[0, 4, \d+\]', b'"hashes": [0.0, 4.0, 0]'),
+        (rb'"hashes": \[0, 4, \d+\]', b'"hashes": [-3, 4, 0]'),
         (rb'"samples": 4', b'"samples": "4"'),
         (rb'"samples": 4, ', b""),
         (rb'"examples": {}, ', b""),
@@ -80,6 +80,20 @@ def test_a_damaged_line_is_passed_over(tmp_path: Path, old: bytes, new: bytes) -
     damaged = re.sub(old, lambda _: new, lines, count=1)
     assert damaged != lines
     (tmp_path / LINES).write_bytes(damaged)
+    again = verify(tmp_path, ALONE)
+    assert (found(again), again.samples_read) == (found(first), 4)
+    assert verify(tmp_path, ALONE).bytes_read == 0
+
+
+def test_hashes_that_were_written_over(tmp_path: Path) -> None:
+    """A copied shard is found by them."""
+    for name in ("a.tar", "b.tar"):
+        write_tar(tmp_path / name, GOOD)
+    first = verify(tmp_path, ALONE)
+    assert [verdict.report.name for verdict in first.unsound] == ["b.tar"]
+    hashes = bytearray((tmp_path / HASHES).read_bytes())
+    hashes[-8:] = bytes(8)
+    (tmp_path / HASHES).write_bytes(hashes)
     again = verify(tmp_path, ALONE)
     assert (found(again), again.samples_read) == (found(first), 4)
     assert verify(tmp_path, ALONE).bytes_read == 0
