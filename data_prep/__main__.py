@@ -21,6 +21,8 @@ _INTERRUPTED = "interrupted; nothing half-built is left, run the same command ag
 _EARLY = __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 if _EARLY:
     signal.signal(signal.SIGINT, _leave)
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _leave)
 
 import argparse  # noqa: E402
 
@@ -102,4 +104,5 @@ def _refuse_nan(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     if _EARLY:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    download.interrupt_on_term()
     sys.exit(main())

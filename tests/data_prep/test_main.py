@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -143,9 +144,10 @@ def test_a_reader_that_went_away_is_told_nothing(tmp_path: Path, words: list[str
     assert re.sub("(verify|error): .*\n", "", done.stderr) == ""
 
 
-def test_an_interrupt_while_modules_are_imported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_modules_are_imported(tmp_path: Path, number: int) -> None:
     """The first of them that is imported late sends it."""
-    (tmp_path / "argparse.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    (tmp_path / "argparse.py").write_text(f"import os\nos.kill(os.getpid(), {int(number)})\n")
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     done = subprocess.run(
         [sys.executable, "-m", "data_prep"],
@@ -157,6 +159,36 @@ def test_an_interrupt_while_modules_are_imported(tmp_path: Path) -> None:
     )
     assert done.returncode == 130
     assert done.stderr == "interrupted; nothing half-built is left, run the same command again\n"
+
+
+# Python runs it when it starts: the command's work is to send itself signals, and so is what is done at its exit.
+SIGNALLED = """
+import atexit, importlib.abc, os, sys
+
+class Late(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "data_prep.laion.check":
+            os.kill(os.getpid(), {number})
+
+sys.meta_path.insert(0, Late())
+atexit.register(lambda: [os.kill(os.getpid(), {number}) for _ in range({late})])
+"""
+
+
+@pytest.mark.parametrize("late", [0])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_it_works_and_one_while_it_ends(tmp_path: Path, number: int, late: int) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SIGNALLED.format(number=int(number), late=late))
+    done = subprocess.run(
+        [sys.executable, "-m", "data_prep", "check", "nothing"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == "interrupted; nothing half-built is left, run the same command again\n"
+    assert done.returncode == 130
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
