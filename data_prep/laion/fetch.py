@@ -35,13 +35,13 @@ import numpy as np  # noqa: E402
 from img2dataset.downloader import Downloader  # noqa: E402
 from img2dataset.resizer import Resizer  # noqa: E402
 
+from data_prep.laion import jpeg  # noqa: E402
 from data_prep.laion.again import asked_again  # noqa: E402
 from data_prep.laion.http import FetchError, Limits, fetch  # noqa: E402
 from data_prep.laion.reasons import transient  # noqa: E402
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _BIT_DEPTH = 24  # where a PNG's header says it
-_JPEG = b"\xff\xd8"
 _EIGHT_BITS = (b"GIF8", b"RIFF", b"BM")  # WebP is a RIFF
 _RESIZE_REASONS = ("image too small", "image area too large", "aspect ratio too large")
 _limits = Limits()
@@ -98,9 +98,12 @@ def _plain(data: bytes) -> bytes:
     """The picture as img2dataset can take it: one of 16 bits or a turned JPEG becomes an upright 8-bit PNG.
 
     Raises:
-        ValueError: pixels of another kind, of which nobody knows what is white.
+        ValueError: pixels of another kind, of which nobody knows what is white, or a JPEG that is damaged in a way that
+            OpenCV passes over; stored anew nobody would see it.
     """
-    if data.startswith(_JPEG):  # which OpenCV turns upright where it is not told to leave it as it is
+    if data.startswith(jpeg.START):  # which OpenCV turns upright where it is not told to leave it as it is
+        if what := jpeg.damage(data):
+            raise ValueError(what)
         return _png(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)) if _turned(data) else data
     if data.startswith(_EIGHT_BITS) or (data.startswith(_PNG) and data[_BIT_DEPTH : _BIT_DEPTH + 1] != b"\x10"):
         return data
@@ -115,24 +118,10 @@ def _plain(data: bytes) -> bytes:
 def _turned(data: bytes) -> bool:
     """Whether EXIF says that a JPEG is not to be shown as it is stored."""
     try:
-        tags = exifread.process_file(io.BytesIO(_exif(data)), details=False, stop_tag="Image Orientation")
+        tags = exifread.process_file(io.BytesIO(jpeg.exif(data)), details=False, stop_tag="Image Orientation")
         return tags["Image Orientation"].values[0] in range(2, 9)
     except Exception:  # none or damaged EXIF says nothing, as for every program that shows pictures
         return False
-
-
-def _exif(data: bytes) -> bytes:
-    """The EXIF block of a JPEG, wherever it stands before the scan; there may be profiles of 100 kB before it."""
-    at = 2
-    while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] != b"\xda":
-        if data[at + 1 : at + 2] == b"\xff":  # markers may be filled up
-            at += 1
-            continue
-        end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-        if data[at + 1 : at + 2] == b"\xe1" and data[at + 4 : at + 10] == b"Exif\0\0":
-            return data[at + 10 : end]
-        at = end
-    return b""
 
 
 def _png(pixels: Any) -> bytes:

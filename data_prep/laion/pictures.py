@@ -17,16 +17,13 @@ import numpy as np
 from PIL import ExifTags, Image
 
 from data_prep.errors import DataError
-from data_prep.laion import findings
+from data_prep.laion import findings, jpeg
 from data_prep.laion.findings import Found
 from data_prep.shards import FORMATS, PICTURES, decode_image
 
 MOST_CHARACTERS = 1000
 ONE_COLOUR = 3  # of 255: JPEG's rounding
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-# Of a JPEG: start-of-frame markers of what is not sequential, and what follows 255 in no scan.
-_OTHER_SCANS = frozenset(range(0xC2, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_STRANGE = re.compile(rb"\xff[\x01-\xc3\xc5-\xcf\xd8\xde\xdf\xf0-\xfd]")
 # What img2dataset writes into a sample's JSON, from exifread. The numbers are EXIF's.
 _TURNS = {
     "Mirrored horizontal": 2,
@@ -93,8 +90,8 @@ def _picture_problems(data: bytes, meta: Mapping[str, Any], max_aspect: float) -
     header = Image.open(io.BytesIO(data), formats=FORMATS)
     if _is_cut(data, header.format):
         raise DataError(f"cut short ({len(data)} bytes)")
-    if header.format == "JPEG" and (place := _strange_marker(data)):
-        raise DataError(f"other data from byte {place} of {len(data)} on")
+    if header.format == "JPEG" and (what := jpeg.damage(data)):
+        raise DataError(what)
     if _is_one_colour(image):
         yield findings.ONE_COLOUR
     if own_turn(header) != 1:
@@ -119,31 +116,10 @@ def _is_one_colour(image: Image.Image) -> bool:
 
 
 def _is_cut(data: bytes, kind: str | None) -> bool:
-    """Whether the end is missing, which Pillow forgives where all pixels are there."""
-    if kind == "JPEG":
-        return data.rfind(b"\xff\xd9") < data.rfind(b"\xff\xda")
+    """Whether the end of a PNG or WebP is missing, which Pillow forgives where all pixels are there."""
     if kind == "PNG":
         return b"IEND" not in data
     return kind == "WEBP" and int.from_bytes(data[4:8], "little") + 8 > len(data)
-
-
-def _strange_marker(data: bytes) -> int:
-    """Where the scan of a JPEG that is not progressive is broken off by something that is none; 0 where it is not.
-
-    Decoders show the rest grey, and only sometimes say so. Within a scan no byte but 0 follows a 255, except in
-    markers: a block of another file is nearly always found, a bit that flipped is not.
-    """
-    at = 2
-    while at + 4 <= len(data) and data[at] == 0xFF:
-        kind, size = data[at + 1], int.from_bytes(data[at + 2 : at + 4])
-        if kind in _OTHER_SCANS:
-            return 0
-        at += 2 + size
-        if kind == 0xDA:
-            end = data.find(b"\xff\xd9", at)
-            strange = _STRANGE.search(data, at, end)
-            return strange.start() if strange else 0
-    return 0
 
 
 def _other_sha256(meta: Mapping[str, Any], data: bytes) -> bool:

@@ -196,6 +196,8 @@ BEHAVIOURS: dict[str, Callable[[_Handler], None]] = {
     "huge": lambda it: it.body(it.server.huge),
     "html": lambda it: it.body(b"<html>Not here any more</html>", (("Content-Type", "text/html"),)),
     "empty": lambda it: it.body(b""),
+    "zeroed": lambda it: it.body(jpeg(it.place)[:2000].ljust(9000, b"\0")),
+    "html-within": lambda it: it.body(jpeg(it.place)[:2000] + b"<html>\xff\xd8 no" + jpeg(it.place)[2000:]),
     "truncated": lambda it: it.body(jpeg(it.place)[:900], length=5000),
     "long": lambda it: it.body(b"", length=200 << 20),
     "endless": _Handler.endless,
