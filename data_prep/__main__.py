@@ -105,4 +105,7 @@ if __name__ == "__main__":
     if _EARLY:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     download.interrupt_on_term()
-    sys.exit(main())
+    code = main()
+    for ending in (signal.SIGINT, signal.SIGTERM):  # there is nothing left to interrupt, and a second one would be told
+        signal.signal(ending, signal.SIG_IGN)
+    sys.exit(code)

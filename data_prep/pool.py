@@ -47,10 +47,10 @@ def unordered(function: Callable[[Job], Result], jobs: Iterable[Job], workers: i
     with _held_back() as interrupts:
         pool = _new_pool(workers)
         try:
-            running: set[Future[Result]] = {pool.submit(function, job) for job in islice(rest, 2 * workers)}
+            running = {_submit(pool, function, job) for job in islice(rest, 2 * workers)}
             while running and not interrupts:
                 done, running = wait(running, _POLL, FIRST_COMPLETED)
-                running |= {pool.submit(function, job) for job in islice(rest, len(done))}
+                running |= {_submit(pool, function, job) for job in islice(rest, len(done))}
                 for future in done:
                     yield future.result()
         except BrokenProcessPool:
@@ -58,6 +58,18 @@ def unordered(function: Callable[[Job], Result], jobs: Iterable[Job], workers: i
                 raise DataError("a worker process was killed (memory?); run again with fewer --workers") from None
         finally:
             _end(pool)
+
+
+def _submit(pool: ProcessPoolExecutor, function: Callable[[Job], Result], job: Job) -> Future[Result]:
+    """Submit a job with SIGINT blocked, as a worker that this starts keeps it.
+
+    It would answer a keyboard interrupt with a traceback before `end_with_parent` has it pass over them.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return pool.submit(function, job)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

@@ -175,7 +175,7 @@ atexit.register(lambda: [os.kill(os.getpid(), {number}) for _ in range({late})])
 """
 
 
-@pytest.mark.parametrize("late", [0])
+@pytest.mark.parametrize("late", [0, 1])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_while_it_works_and_one_while_it_ends(tmp_path: Path, number: int, late: int) -> None:
     (tmp_path / "sitecustomize.py").write_text(SIGNALLED.format(number=int(number), late=late))

@@ -79,6 +79,33 @@ if __name__ == "__main__":
 """
 
 
+STARTING = """
+import os, signal
+from data_prep.pool import unordered
+from test_pool import square
+
+if __name__ == "__mp_main__":
+    os.kill(os.getpid(), signal.SIGINT)
+if __name__ == "__main__":
+    print(sorted(unordered(square, range(3), 2)))
+"""
+
+
+def environment() -> dict[str, str]:
+    """For a script that imports data_prep and this file."""
+    here = Path(__file__).parent
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parents[1]), str(here)])}
+
+
+def test_an_interrupt_of_a_worker_that_starts(tmp_path: Path) -> None:
+    """It reaches the whole process group, and is the parent's to answer."""
+    script = tmp_path / "script.py"
+    script.write_text(STARTING)
+    words = [sys.executable, script]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1, 4]\n", "")
+
+
 def wait_or_square(number: int) -> int:
     if number > 3:
         signal.pause()
@@ -91,11 +118,9 @@ def wait_or_square(number: int) -> int:
 def test_interrupts_end_it_however_many_come(tmp_path: Path, number: int, signals: int) -> None:
     script = tmp_path / "script.py"
     script.write_text(INTERRUPTED)
-    here = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parents[1]), str(here)])}
     for _ in range(5):
         process = subprocess.Popen(
-            [sys.executable, script], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [sys.executable, script], env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         assert process.stdout is not None
         process.stdout.readline()
