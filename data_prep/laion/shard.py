@@ -6,6 +6,7 @@ report, hashes = check_shard(Job(root=Path("laion"), name="parts/00000/00003.tar
 import json
 import os
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 from data_prep.errors import DataError
 from data_prep.laion import findings
 from data_prep.laion.findings import Found
+from data_prep.laion.finished import SUCCESS, read_reasons
 from data_prep.laion.names import PARTS, downloaded_as
 from data_prep.laion.pictures import check_sample
 from data_prep.laion.tar import walk
@@ -122,13 +124,16 @@ def _check_beside(path: Path, keys: Sequence[str], found: Found) -> None:
     if lacking and ours and table.parent.is_dir():
         found.add(findings.RECORD, " and ".join(lacking))
     try:
-        in_table = _successes(table) if table.is_file() else None
+        outcomes = _outcomes(table) if table.is_file() else None
         in_stats = json.loads(stats.read_bytes())["successes"] if stats.is_file() else None
+        if outcomes is not None and in_stats is not None and table.parent.parent.name == PARTS:
+            _check_reasons(stats, [outcome for _, outcome in outcomes], found)
     except DataError:
         raise
     except Exception as error:  # of damaged files pyarrow raises many kinds; all mean the same here
         found.add(findings.COUNT, f"what was recorded beside it cannot be read: {type(error).__name__}: {error}")
         return
+    in_table = None if outcomes is None else [key for key, outcome in outcomes if outcome == SUCCESS]
     if in_table is not None and set(in_table) != set(keys):
         missing, strange = len(set(in_table) - set(keys)), len(set(keys) - set(in_table))
         found.add(findings.KEYS, f"of {len(in_table)} in {table.name} {missing} are missing, {strange} are not in it")
@@ -146,8 +151,14 @@ def _records(path: Path) -> tuple[Path, Path]:
     return tar.with_suffix(".parquet"), tar.with_name(f"{tar.stem}_stats.json")
 
 
-def _successes(table: Path) -> list[str] | None:
-    """The keys of the samples that were downloaded, None where the table is not img2dataset's."""
+def _check_reasons(stats: Path, outcomes: Sequence[str], found: Found) -> None:
+    """The statistics count by reason what the table has by row; the manifest's failures are theirs."""
+    if read_reasons(stats) != Counter(outcomes):
+        found.add(findings.COUNT, f"{stats.name} has other counts of reasons than the table")
+
+
+def _outcomes(table: Path) -> list[tuple[str, str]] | None:
+    """Key, and "success" or why there is none, of each row; None where the table is not img2dataset's."""
     try:
         import pyarrow.parquet as parquet
     except ImportError:
@@ -157,6 +168,7 @@ def _successes(table: Path) -> list[str] | None:
             return None
         if file.metadata.num_rows > MOST_ROWS:
             raise ValueError(f"{file.metadata.num_rows} rows")
-        rows = file.read(columns=[name for name in _READ if name in file.schema_arrow.names])
-    pairs = zip(rows["key"].to_pylist(), rows["status"].to_pylist(), strict=True)
-    return [key for key, status in pairs if status == "success"]
+        rows = file.read(columns=[name for name in _READ if name in file.schema_arrow.names]).to_pydict()
+    reasons = rows.get("error_message", rows["status"])
+    triples = zip(rows["key"], rows["status"], reasons, strict=True)
+    return [(key, SUCCESS if status == SUCCESS else reason) for key, status, reason in triples]

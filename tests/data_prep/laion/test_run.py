@@ -151,6 +151,21 @@ def test_a_collected_shard_whose_record_is_lost_is_downloaded_again(
     assert (tmp_path / "set/quarantine/shards-00001-00000.tar").exists()
 
 
+def test_statistics_that_count_otherwise_than_the_table_are_made_again(
+    tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = stand_in(monkeypatch, damaged=0)
+    assert main(words) == 0
+    part = read_parts(tmp_path / "set")[1]
+    record = json.loads(part.file_of(0, "_stats.json").read_text())
+    record["status_dict"] = {"success": 4, "timeout": 1}
+    part.file_of(0, "_stats.json").write_text(json.dumps(record))
+    assert main(["verify", str(tmp_path / "set"), "--workers", "1"]) == 1
+    assert "00000_stats.json has other counts of reasons than the table" in capsys.readouterr().out
+    assert main(words) == 0
+    assert made[2:] == [part.file_of(0, ".tar")]
+
+
 def test_a_whole_part_whose_tables_are_lost(
     tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
