@@ -56,12 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """The run subcommand."""
+    from data_prep.laion.collect import check_manifest
     from data_prep.laion.stats import refuse_foreign_pages, stats
 
     columns, rules, shape = plan_settings(args)
     settings, options = fetching.settings_of(args), options_of(args, None)
     fetching.interrupt_on_term()
     refuse_foreign_pages(args.output)  # and not after days of downloading
+    check_manifest(args.output)
     plan(args.metadata, args.output, columns, rules, shape)
     result = _bring(args.output, settings, options)
     if result.unsound:

@@ -26,7 +26,7 @@ from data_prep.laion.plan import FOLDER, PLAN
 from data_prep.laion.quarantine import set_aside
 from data_prep.laion.shard import Report, state_of
 from data_prep.laion.verify import Options, Result, shards_under, verify
-from data_prep.manifest import MANIFEST, ShardEntry, write_manifest
+from data_prep.manifest import MANIFEST, ShardEntry, parse_manifest, write_manifest
 
 SIZES = "sizes.json"
 
@@ -68,6 +68,24 @@ def _collect(root: Path, options: Options) -> Result:
     if any(entry.samples for entry in entries) or not result.unsound:
         write_lists(root / SHARDS, entries)
     return result
+
+
+def check_manifest(root: Path) -> None:
+    """That the manifest of earlier calls, which the shards are compared with, can be read.
+
+    Raises:
+        DataError: it is damaged; the sentence says that it can be made again, without its checksums.
+    """
+    path = root / SHARDS / MANIFEST
+    try:
+        parse_manifest(path.read_text(encoding="utf-8"), "it")
+    except FileNotFoundError:
+        return
+    except (DataError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{path} is damaged ({error}); put back a copy, or remove it: then this command writes it anew, of the "
+            "shards as they are"
+        ) from None
 
 
 def write_lists(folder: Path, entries: list[ShardEntry], name: str = MANIFEST) -> None:

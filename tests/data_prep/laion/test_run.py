@@ -296,6 +296,28 @@ def test_flaws_of_the_web_put_no_shard_aside(
     assert "shards/00001-00000.tar: picture of one colour" in said  # which it was not taken in with
 
 
+@pytest.mark.parametrize("content", [b"hello\n", b"", b"\xff", b"[1]\n"])
+def test_a_damaged_manifest_is_made_again_once_it_is_removed(
+    tmp_path: Path,
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    content: bytes,
+) -> None:
+    made = stand_in(monkeypatch, damaged=0)
+    assert main(words) == 0
+    manifest = tmp_path / "set/shards/manifest.jsonl"
+    before = manifest.read_bytes()
+    manifest.write_bytes(content)
+    assert main(words) == 1
+    assert f"error: {manifest} is damaged (" in (said := capsys.readouterr().err)
+    assert "remove it: then this command writes it anew" in said
+    manifest.unlink()
+    assert main(words) == 0
+    assert manifest.read_bytes() == before
+    assert len(made) == 2
+
+
 @pytest.mark.parametrize("name", ["stats.json", "stats.html"])
 def test_a_page_of_others_is_refused_before_anything_is_done(
     tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
