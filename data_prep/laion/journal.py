@@ -25,13 +25,14 @@ from data_prep.laion.shard import Report
 
 LINES, HASHES = "verify.jsonl", "verify.hashes"
 _ITEM = 8  # bytes of a hash
+_START = b'{"name": '  # of every line
 
 
 class Journal:
     """The journal of a folder, made where there is none; use it in a `with` block.
 
     Raises:
-        DataError: another process writes it now, or it cannot be written there.
+        DataError: another process writes it now, it cannot be written there, or a verify.jsonl of someone's own is.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,6 +48,11 @@ class Journal:
         except BlockingIOError:
             self._lines.close()
             raise DataError(f"another process is verifying {folder} now; wait for it to end") from None
+        try:
+            self._refuse_foreign()
+        except DataError:
+            self._lines.close()
+            raise
         self._hashes = open(folder / HASHES, "a+b")  # noqa: SIM115
         self._hashes.truncate(self._hashes.seek(0, os.SEEK_END) // _ITEM * _ITEM)
         self._known = self._read()
@@ -93,6 +99,16 @@ class Journal:
         every = np.memmap(self.folder / HASHES, "<u8", "r")
         places = (self._known[name]["hashes"] for name in names)
         return [every[place : place + count] for place, count, _ in places]
+
+    def _refuse_foreign(self) -> None:
+        """By how it begins; a kill or a power cut may leave less of it, or zeros."""
+        self._lines.seek(0)
+        start = self._lines.read(len(_START))
+        if not _START.startswith(start.rstrip(b"\0")):
+            raise DataError(
+                f"{self.folder / LINES} was not written by data_prep and would be added to; rename it, or give verify "
+                "a --state elsewhere"
+            )
 
     def _whole(self, place: int, count: int, crc32: int) -> bool:
         """Whether the file has these hashes as they were written."""

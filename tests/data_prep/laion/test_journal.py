@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from shard_files import downloaded, found, parts, samples, write_tar
 
+from data_prep.errors import DataError
 from data_prep.laion.journal import HASHES, LINES, Journal
 from data_prep.laion.verify import Options, verify
 from data_prep.manifest import sha256_file
@@ -60,8 +61,9 @@ def test_other_bytes_of_the_same_size_and_time_are_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (rb"(?s).*", b"[" * 100_000 + b"\n"),
-        (rb"(?s).*", b"5\nnull\n[]\n{}\n\xff\n"),
+        (rb"(?s).*", bytes(300)),
+        (rb'(?<=name": ).*', b"[" * 100_000),
+        (rb'(?<=name": ).*', b"5\nnull\n[]\n{}\n\xff"),
         (rb'"hashes": \[0, 4, \d+\]', b'"hashes": [0, 4, 0, 0]'),
         (rb'"hashes": \[0, 4, \d+\]', b'"hashes": [0]'),
         (rb'"hashes": \[0, 4, \d+\]', b'"hashes": [0.0, 4.0, 0]'),
@@ -83,6 +85,17 @@ def test_a_damaged_line_is_passed_over(tmp_path: Path, old: bytes, new: bytes) -
     again = verify(tmp_path, ALONE)
     assert (found(again), again.samples_read) == (found(first), 4)
     assert verify(tmp_path, ALONE).bytes_read == 0
+
+
+@pytest.mark.parametrize("content", [b"my own notes\n", b"{}\n", b"[]"])
+def test_a_file_of_someone_else(tmp_path: Path, content: bytes) -> None:
+    write_tar(tmp_path / "a.tar", GOOD)
+    (tmp_path / LINES).write_bytes(content)
+    for again in (False, True):
+        with pytest.raises(DataError, match=r"verify.jsonl was not written by data_prep .*--state elsewhere"):
+            verify(tmp_path, Options(workers=1, again=again))
+    assert (tmp_path / LINES).read_bytes() == content
+    assert not verify(tmp_path, Options(workers=1, state=tmp_path / "state")).unsound
 
 
 def test_hashes_that_were_written_over(tmp_path: Path) -> None:
