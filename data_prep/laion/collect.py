@@ -78,12 +78,13 @@ def check_manifest(root: Path) -> None:
     """
     path = root / SHARDS / MANIFEST
     try:
-        parse_manifest(path.read_text(encoding="utf-8"), "it")
+        parse_manifest(path.read_text(encoding="utf-8"), MANIFEST)
     except FileNotFoundError:
         return
     except (DataError, UnicodeDecodeError) as error:
+        what = str(error).partition(";")[0]  # and not what it advises about files of others
         raise DataError(
-            f"{path} is damaged ({error}); put back a copy, or remove it: then this command writes it anew, of the "
+            f"{path} is damaged ({what}); put back a copy, or remove it: then this command writes it anew, of the "
             "shards as they are"
         ) from None
 
