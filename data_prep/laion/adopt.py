@@ -12,9 +12,13 @@ from pathlib import Path
 
 from data_prep.errors import DataError
 from data_prep.laion.collect import SIZES, failures_of, write_lists
+from data_prep.laion.journal import HASHES, LINES
 from data_prep.laion.ours import refuse_foreign
+from data_prep.laion.renewed import LOG
 from data_prep.laion.verify import Options, Result, shards_under, verify
-from data_prep.manifest import ShardEntry
+from data_prep.manifest import MANIFEST, ShardEntry
+
+_OTHERS = (SIZES, "stats.json", "stats.html", LINES, HASHES, LOG)  # of a set, which are written beside the manifest
 
 
 def adopt(root: Path, file: Path, options: Options, leave_out: bool) -> Result:
@@ -24,13 +28,16 @@ def adopt(root: Path, file: Path, options: Options, leave_out: bool) -> Result:
         leave_out: name the sound shards alone, where others are there. Nothing is written then without it.
 
     Raises:
-        DataError: as `verify`, no sound shard, `file` inside `root`, or something else stands where a link, the
-            manifest or a sizes.json is to be. A manifest.jsonl of someone's own is passed over.
+        DataError: as `verify`, no sound shard, `file` inside `root` or of a name that is another file's, or something
+            else stands where a link, the manifest or a sizes.json is to be. A manifest.jsonl of someone's own is passed
+            over.
     """
     folder = file.parent
     here, there = folder.resolve(), root.resolve()
     if here != there and here.is_relative_to(there):
         raise DataError(f"--output {file} is inside {root}; a manifest stands in the folder itself, above or elsewhere")
+    if file.name in _OTHERS or file.suffix == ".tar":
+        raise DataError(f"--output {file} is the name of another file of a set; name it {MANIFEST}, as training does")
     linked = not there.is_relative_to(here)
     names = shards_under(root)
     for path in (file, *sorted({(folder if linked else root) / Path(name).parent / SIZES for name in names})):
