@@ -130,16 +130,20 @@ def shards_under(root: Path) -> list[str]:
 
 
 def _walk(root: Path) -> Iterator[str]:
+    """Every folder once: by its own name where it has one below `root`, before links to it are followed."""
     seen: set[str] = set()
-    for folder, folders, files in os.walk(root, followlinks=True):
-        real = os.path.realpath(folder)
-        below = Path(folder).relative_to(root)
-        if real in seen or below == Path(QUARANTINE):
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (str(below / name) for name in files if name.endswith(".tar") and not name.startswith("."))
+    linked = [str(root)]
+    for start in linked:
+        for folder, folders, files in os.walk(start):
+            real = os.path.realpath(folder)
+            below = Path(folder).relative_to(root)
+            if real in seen or below == Path(QUARANTINE):
+                folders.clear()
+                continue
+            seen.add(real)
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            linked += [path for name in folders if os.path.islink(path := os.path.join(folder, name))]
+            yield from (str(below / name) for name in files if name.endswith(".tar") and not name.startswith("."))
 
 
 def _check(root: Path, names: Sequence[str], options: Options, journal: Journal, reports: dict[str, Report]) -> None:

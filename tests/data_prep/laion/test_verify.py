@@ -447,6 +447,16 @@ def test_which_files_are_shards(tmp_path: Path) -> None:
     assert against["pipe.tar"] == {why.UNREADABLE: "it is no regular file"}
 
 
+def test_linked_folders(tmp_path: Path) -> None:
+    """One of the set goes by its own name, however many links to it there are, and one from elsewhere by the first."""
+    write_tar(tmp_path / "set/m/0.tar", GOOD)
+    write_tar(tmp_path / "set/m/n/1.tar", GOOD)
+    write_tar(tmp_path / "else/2.tar", GOOD)
+    for link, target in (("a", "m"), ("z", "m"), ("m/b", "../m/n"), ("m/up", ".."), ("y", "../else"), ("x", "../else")):
+        (tmp_path / "set" / link).symlink_to(target)
+    assert shards_under(tmp_path / "set") == ["m/0.tar", "m/n/1.tar", "x/2.tar"]
+
+
 def test_a_shard_whose_name_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / os.fsdecode(b"\xff\x1b[2J.tar")).write_bytes(b"")
     assert main(["verify", str(tmp_path), "--workers", "1"]) == 1
