@@ -9,6 +9,8 @@ original bytes (`disable_all_reencoding`) could be repaired.
 
 import io
 import json
+import os
+import stat
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -66,7 +68,8 @@ def repair(root: Path, result: Result, options: Options) -> Result:
 def reencode(root: Path, name: str) -> int:
     """Write a shard anew with its wrong pictures as JPEG; the same shard gives the same bytes.
 
-    What its bytes will be stands in the log before they are in place.
+    What its bytes will be stands in the log before they are in place. The mode stays; what a link leads to stays, too,
+    and the link becomes the new shard.
 
     Returns:
         The number of samples that changed. Their JSON says the new size, and "reencoded".
@@ -87,6 +90,7 @@ def reencode(root: Path, name: str) -> int:
                 _write(file, header if same else _header(info, name_now, len(content_now)), content_now)
         file.write(bytes(2 * _BLOCK))
         file.flush()
+        os.fchmod(file.fileno(), stat.S_IMODE(os.stat(shard).st_mode))
         renewed.log(root, name, Path(file.name))
     return changed
 

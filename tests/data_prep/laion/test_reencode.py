@@ -3,6 +3,7 @@
 import io
 import json
 import signal
+import stat
 import subprocess
 import sys
 import tarfile
@@ -118,6 +119,18 @@ def test_the_bytes_of_the_other_samples_stay_with_their_headers(tmp_path: Path) 
     shard(tmp_path / "a.tar", tagged(noise(1), 3))
     reencode(tmp_path, "a.tar")
     assert (tmp_path / "a.tar").read_bytes() == first
+
+
+def test_the_mode_stays_and_what_a_link_leads_to(tmp_path: Path) -> None:
+    theirs = shard(tmp_path / "theirs.tar", tagged(noise(1), 3))
+    theirs.chmod(0o640)
+    before = theirs.read_bytes()
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours/a.tar").symlink_to(theirs)
+    assert reencode(tmp_path / "ours", "a.tar") == 1
+    found = (tmp_path / "ours/a.tar").lstat()
+    assert (stat.S_ISREG(found.st_mode), stat.S_IMODE(found.st_mode)) == (True, 0o640)
+    assert theirs.read_bytes() == before
 
 
 @pytest.mark.parametrize(
