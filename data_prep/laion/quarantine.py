@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from data_prep import atomic
-from data_prep.laion.names import QUARANTINE, downloaded_as
+from data_prep.errors import DataError
+from data_prep.laion.findings import printable
+from data_prep.laion.names import PARTS, QUARANTINE, SHARDS, downloaded_as
 from data_prep.laion.verify import Verdict
 from data_prep.manifest import MANIFEST, manifests_of, write_manifest
 
@@ -23,10 +25,26 @@ COPIES = 2  # of a shard that stays unsound: what one download brings, and wheth
 
 
 def set_aside(root: Path, verdicts: Sequence[Verdict]) -> None:
-    """Move these shards of `root` to its quarantine; a manifest beside them no longer names them."""
+    """Move these shards of `root` to its quarantine; a manifest beside them no longer names them.
+
+    Raises:
+        DataError: one lies elsewhere, in a folder that `root` links to; nothing is moved then.
+    """
+    for verdict in verdicts:
+        _refuse_elsewhere(root, verdict.report.name)
     leave_out(root, [verdict.report.name for verdict in verdicts])
     for verdict in verdicts:
         _move(root, verdict)
+
+
+def _refuse_elsewhere(root: Path, name: str) -> None:
+    """A data set's own parts/ and shards/ may be links, as a shard itself may."""
+    folder = (root / name).parent
+    if not name.startswith((f"{PARTS}/", f"{SHARDS}/")) and not folder.resolve().is_relative_to(root.resolve()):
+        raise DataError(
+            f"{printable(str(folder))} leads out of {root}, so its unsound shards are not moved; give verify "
+            f"--quarantine {printable(str(folder.resolve()))}, or remove the link"
+        )
 
 
 def _move(root: Path, verdict: Verdict) -> None:

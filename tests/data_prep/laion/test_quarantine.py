@@ -48,3 +48,18 @@ def test_a_shard_or_table_of_someone_else(tmp_path: Path, suffix: str) -> None:
     assert main(words) == 1
     assert listed(tmp_path / "quarantine") == sorted(["0.2.json", "0.2.tar", "0.2.parquet", f"0{suffix}"])
     assert (tmp_path / f"quarantine/0{suffix}").read_bytes() == b"mine"
+
+
+def test_a_shard_of_a_linked_folder_stays_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = one_bad(tmp_path / "set")
+    write_tar(tmp_path / "theirs/2.tar", samples(4)).write_bytes(b"bad")
+    (tmp_path / "set/link").symlink_to(tmp_path / "theirs")
+    before = (tmp_path / "set" / MANIFEST).read_bytes()
+    assert main(words) == 1
+    assert f"link leads out of {tmp_path / 'set'}, so its unsound shards are not moved" in capsys.readouterr().err
+    assert listed(tmp_path / "set/quarantine") == []
+    assert (tmp_path / "set" / MANIFEST).read_bytes() == before
+    (tmp_path / "set/link").unlink()
+    assert main(words) == 1
+    assert listed(tmp_path / "set/quarantine") == ["0.json", "0.tar"]
+    assert listed(tmp_path / "theirs") == ["2.tar"]
