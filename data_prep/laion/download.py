@@ -270,7 +270,7 @@ def _command(part: Part, later: Sequence[Path], settings: Settings) -> list[str]
 
 def _environment(python: str) -> dict[str, str]:
     """Where this checkout's modules are, and for Spark the Python, also for the workers; a thread each in libraries."""
-    quiet = {"WANDB_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}  # which would tell others of the run
+    quiet = {"RAY_USAGE_STATS_ENABLED": "0"}  # which would tell others of the run
     python = os.path.abspath(python) if os.sep in python else python
     return {"PYSPARK_PYTHON": python, **os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1", **quiet}
 

@@ -18,6 +18,7 @@ import json
 import os
 import signal
 import sys
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ from typing import Any
 MOST_PIXELS = 40_000_000
 os.environ["OPENCV_IO_MAX_IMAGE_PIXELS"] = str(MOST_PIXELS)
 os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # it would ask the network for a newer version of itself
+# img2dataset imports it for a service that is off here; each process of it takes a second and leaves temporary folders.
+sys.modules.setdefault("wandb", types.ModuleType("wandb"))
 
 import cv2  # noqa: E402
 import exifread  # noqa: E402

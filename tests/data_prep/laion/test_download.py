@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -80,6 +81,14 @@ def settings(python: str) -> Settings:
     )
 
 
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for temporary files, with a short name, as those of sockets are short."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
 def make_plan(folder: Path, server: MisbehavingServer, paths: Sequence[str], shard_size: int, parts: int = 2) -> Path:
     """A plan of the addresses in this order; returns the folder to download to."""
     folder.mkdir(exist_ok=True)
@@ -114,7 +123,7 @@ def expected(path: str) -> bool:
 
 
 def test_everything_that_answers_is_there_and_nothing_else(
-    tmp_path: Path, server: MisbehavingServer, settings: Settings
+    tmp_path: Path, server: MisbehavingServer, settings: Settings, temporary: Path
 ) -> None:
     kinds = [*BEHAVIOURS, *OPT_OUTS, "flaky", "404", "503"]
     paths = [f"/{kind}/{place}" for place in range(2) for kind in kinds]
@@ -133,6 +142,7 @@ def test_everything_that_answers_is_there_and_nothing_else(
     assert result["reasons"]["opted out"] == 2 * len(OPT_OUTS)
     assert result["reasons"]["HTTP 404"] == 2
     assert sum(result["reasons"].values()) == len(paths)
+    assert list(temporary.iterdir()) == []
 
     # Opt-outs and what is gone are asked for once, what may pass three times in all.
     for kind in (*OPT_OUTS, "404", "long", "html"):
