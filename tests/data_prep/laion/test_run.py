@@ -196,6 +196,22 @@ def test_a_whole_part_whose_tables_are_lost(
     assert plan_retry(tmp_path / "set") == 0
 
 
+def test_a_folder_in_the_place_of_a_collected_shard_is_put_aside(
+    tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = stand_in(monkeypatch, damaged=0)
+    assert main(words) == 0
+    manifest = (tmp_path / "set/shards/manifest.jsonl").read_bytes()
+    shard = tmp_path / "set/shards/00001-00000.tar"
+    shard.unlink()
+    shard.mkdir()
+    assert main(words) == 0
+    assert "8 samples in 2 verified shards" in capsys.readouterr().out
+    assert len(made) == 3
+    assert (tmp_path / "set/shards/manifest.jsonl").read_bytes() == manifest
+    assert (tmp_path / "set/quarantine/shards-00001-00000.tar").is_dir()
+
+
 def test_a_shard_whose_part_comes_back_without_its_table_is_made_again(
     tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
