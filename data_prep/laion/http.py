@@ -17,6 +17,7 @@ import ssl
 import time
 import urllib.error
 import urllib.request
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from data_prep.laion.addresses import is_public
 from data_prep.laion.robots import opted_out
 
 _PIECE = 1 << 16
+_GZIP = b"\x1f\x8b"  # with which no picture begins
 _AGENT = "Mozilla/5.0 (X11; Ubuntu; Linux x86_64; rv:72.0) Gecko/20100101 Firefox/72.0 (compatible; {}; +{})"
 _ABOUT = "https://github.com/rom1504/img2dataset"  # where the program that a server's owner sees is explained
 
@@ -57,7 +59,7 @@ def fetch(url: str, limits: Limits, timeout: float, agent: str) -> bytes:
         with _opener(limits, ends, agent).open(request, timeout=timeout) as answer:
             if _opted_out(answer.headers, agent):
                 raise FetchError("opted out")
-            return _body(answer, limits.max_bytes)
+            return _unpacked(_body(answer, limits.max_bytes), limits.max_bytes)
     except FetchError:
         raise
     except Exception as error:
@@ -124,6 +126,9 @@ class _Answer(http.client.HTTPResponse):
             if not http.HTTPStatus.SWITCHING_PROTOCOLS < found[1] < http.HTTPStatus.OK:
                 return found
             http.client.parse_headers(self.fp)
+
+    def _read_and_discard_trailer(self) -> None:
+        """Nothing: before the trailer of a body in chunks the body is whole, and the connection is not used again."""
 
 
 class _Connection(http.client.HTTPConnection):
@@ -247,6 +252,20 @@ def _body(answer: http.client.HTTPResponse, most: int) -> bytes:
     if not size:
         raise FetchError("empty")
     return b"".join(pieces)
+
+
+def _unpacked(data: bytes, most: int) -> bytes:
+    """The body, which some servers pack by gzip though nobody asked; what their headers say of it is often wrong."""
+    if not data.startswith(_GZIP):
+        return data
+    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    try:
+        picture = unpacker.decompress(data, most)
+    except zlib.error:
+        return data  # which is no picture either; the decoder says so
+    if not unpacker.eof:
+        raise FetchError("too large" if len(picture) == most else "cut short")
+    return picture
 
 
 def _reason(error: BaseException, ends: float) -> str:

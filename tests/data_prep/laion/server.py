@@ -5,6 +5,7 @@
 The path's first part says what happens (see `BEHAVIOURS`); the rest of it makes addresses differ.
 """
 
+import gzip
 import io
 import os
 import socket
@@ -173,6 +174,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"100000\r\n" + bytes(1 << 20) + b"\r\n")
         self.wfile.write(b"0\r\n\r\n")
 
+    def slow_trailer(self) -> None:
+        """A picture in chunks, whose trailer never ends."""
+        self.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        data = jpeg(self.place)
+        self.wfile.write(b"%x\r\n" % len(data) + data + b"\r\n0\r\n")
+        while not self.server.over.is_set():
+            self.wfile.write(b"X-Long: x\r\n")
+            self.wait(0.1)
+
     def log_message(self, format: str, *args: object) -> None:
         """Nothing on the terminal."""
 
@@ -189,6 +199,13 @@ BEHAVIOURS: dict[str, Callable[[_Handler], None]] = {
     "slow": lambda it: (it.wait(0.2), it.body(jpeg(it.place)))[1],
     "informed": _Handler.informed,
     "informs": _Handler.inform_for_ever,
+    "gzip": lambda it: it.body(gzip.compress(jpeg(it.place)), (("Content-Encoding", "gzip"),)),
+    "gzip-unsaid": lambda it: it.body(gzip.compress(jpeg(it.place))),
+    "said-gzip": lambda it: it.body(jpeg(it.place), (("Content-Encoding", "gzip"),)),
+    "gzip-cut": lambda it: it.body(gzip.compress(jpeg(it.place))[:900]),
+    "gzip-bad": lambda it: it.body(b"\x1f\x8b" + bytes(900)),
+    "gzip-bomb": lambda it: it.body(gzip.compress(bytes(8 << 20))),
+    "slow-trailer": _Handler.slow_trailer,
     "turned": lambda it: it.body(jpeg(it.place, orientation=3)),
     "turned-late": lambda it: it.body(late_exif(it.place)),
     "png16": lambda it: it.body(sixteen_bits("PNG")),

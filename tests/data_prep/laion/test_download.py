@@ -43,7 +43,21 @@ from data_prep.laion.watch import Bounds
 pytestmark = pytest.mark.slow
 UNREACHABLE = re.compile(r"from versions: none|NewConnectionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError")
 ROOT = Path(__file__).parents[3]
-GIVEN = ("good", "slow", "turned", "turned-late", "png16", "tiff16", "moved", "flaky", "informed")
+GIVEN = (
+    "good",
+    "slow",
+    "turned",
+    "turned-late",
+    "png16",
+    "tiff16",
+    "moved",
+    "flaky",
+    "informed",
+    "gzip",
+    "gzip-unsaid",
+    "said-gzip",
+    "slow-trailer",
+)
 
 
 @pytest.fixture(scope="session")

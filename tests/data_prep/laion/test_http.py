@@ -22,9 +22,15 @@ def get(url: str, limits: Limits = HERE, timeout: float = 0.5) -> bytes:
     return fetch(url, limits, timeout, "img2dataset")
 
 
-@pytest.mark.parametrize("path", ["/good/1", "/moved/1", "/slow/1", "/informed/1"])
-def test_a_picture_comes_whole(server: MisbehavingServer, path: str) -> None:
-    assert get(server.url(path)) == jpeg(1)
+@pytest.mark.parametrize(
+    "kind", ["good", "moved", "slow", "informed", "gzip", "gzip-unsaid", "said-gzip", "slow-trailer"]
+)
+def test_a_picture_comes_whole(server: MisbehavingServer, kind: str) -> None:
+    assert get(server.url(f"/{kind}/1")) == jpeg(1)
+
+
+def test_what_only_begins_as_gzip_is_left_to_the_decoder(server: MisbehavingServer) -> None:
+    assert get(server.url("/gzip-bad/1")) == b"\x1f\x8b" + bytes(900)
 
 
 def test_a_proxy_of_the_environment_is_not_used(server: MisbehavingServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,6 +52,8 @@ def test_a_proxy_of_the_environment_is_not_used(server: MisbehavingServer, monke
         ("/garbage/1", "bad answer"),
         ("/truncated/1", "cut short"),
         ("/empty/1", "empty"),
+        ("/gzip-cut/1", "cut short"),
+        ("/gzip-bomb/1", "too large"),
         ("/long/1", "too large"),
         ("/endless/1", "too large"),
         ("/loop/1", "redirects"),
