@@ -157,6 +157,8 @@ def _move(root: Path, report: Report, name: str) -> Report:
     source, target = root / report.name, root / name
     if target.exists():
         raise DataError(f"{source} was downloaded again though {target} is there; remove one of them")
+    if state_of(source) != report.seen[0]:
+        raise DataError(f"{source} was written to while it was verified; end what does that and run the same again")
     os.rename(source, target)
     return replace(report, name=name, seen=[state_of(target), *report.seen[1:]])
 

@@ -15,6 +15,7 @@ from shard_files import downloaded, samples, write_record, write_tar
 
 from data_prep.__main__ import main
 from data_prep.errors import DataError
+from data_prep.laion import collect as collect_module
 from data_prep.laion import findings as why
 from data_prep.laion.adopt import adopt
 from data_prep.laion.alone import alone
@@ -248,6 +249,25 @@ def test_folders_on_another_disk(tmp_path: Path) -> None:
         (tmp_path / "shards").symlink_to(Path(other) / "shards")
         assert not collect(tmp_path, ALONE).unsound
         assert {entry.shard for entry in read_manifest(tmp_path / "shards")} == sound.keys()
+
+
+def test_a_shard_that_changed_since_it_was_verified_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    download(tmp_path)
+    shard = tmp_path / "parts/00001/00008.tar"
+
+    def verify_and_write(*arguments: Any) -> Any:
+        result = verify(*arguments)
+        with open(shard, "ab") as file:
+            file.write(b"x")
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(collect_module, "verify", verify_and_write)
+        with pytest.raises(DataError, match=f"{shard} was written to while it was verified"):
+            collect(tmp_path, ALONE)
+    assert [verdict.report.name for verdict in collect(tmp_path, ALONE).unsound] == ["parts/00001/00008.tar"]
 
 
 def test_while_it_is_downloaded_nothing_is_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
