@@ -12,6 +12,7 @@ from data_prep.commands.plan import add_plan_arguments, plan_settings
 from data_prep.commands.verify import add_shares, findings_of, options_of
 from data_prep.errors import DataError
 from data_prep.laion.download import Settings, download
+from data_prep.laion.layout import read_collected
 from data_prep.laion.plan import plan
 from data_prep.laion.reasons import transient
 from data_prep.laion.tally import shares
@@ -56,14 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """The run subcommand."""
-    from data_prep.laion.collect import check_manifest
     from data_prep.laion.stats import refuse_foreign_pages, stats
 
     columns, rules, shape = plan_settings(args)
     settings, options = fetching.settings_of(args), options_of(args, None)
     fetching.interrupt_on_term()
-    refuse_foreign_pages(args.output)  # and not after days of downloading
-    check_manifest(args.output)
+    refuse_foreign_pages(args.output)  # and not after days of downloading, as a damaged manifest:
+    read_collected(args.output)
     plan(args.metadata, args.output, columns, rules, shape)
     result = _bring(args.output, settings, options)
     if result.unsound:

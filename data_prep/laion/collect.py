@@ -11,7 +11,7 @@ of which nothing came stays in its part: no manifest names it, and where its tab
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,13 +20,13 @@ from data_prep.errors import DataError
 from data_prep.laion.alone import alone
 from data_prep.laion.findings import printable
 from data_prep.laion.journal import Journal
-from data_prep.laion.layout import check_disks, read_parts
+from data_prep.laion.layout import check_disks, read_collected, read_parts
 from data_prep.laion.names import PARTS, SHARDS, collected_as, downloaded_as
 from data_prep.laion.plan import FOLDER, PLAN
 from data_prep.laion.quarantine import set_aside
 from data_prep.laion.shard import Report, state_of
 from data_prep.laion.verify import Options, Result, shards_under, verify
-from data_prep.manifest import MANIFEST, ShardEntry, parse_manifest, write_manifest
+from data_prep.manifest import MANIFEST, ShardEntry, write_manifest
 
 SIZES = "sizes.json"
 
@@ -51,6 +51,7 @@ def _collect(root: Path, options: Options) -> Result:
     if not names:
         raise DataError(f"{root} has no downloaded shard; run: python -m data_prep download, first")
     _refuse_strays(root, names)
+    before = read_collected(root)
     result = verify(root, options, names)
     moves = [(verdict.report, _place(verdict.report)) for verdict in result.verdicts if not verdict.against]
     moves = [(report, name) for report, name in moves if name != report.name]
@@ -64,29 +65,10 @@ def _collect(root: Path, options: Options) -> Result:
         atomic.fsync(folder)
     with Journal(options.state or root) as journal:
         journal.move(moved)
-    entries = list(_entries(root, result))
+    entries = list(_entries(root, result, before))
     if any(entry.samples for entry in entries) or not result.unsound:
         write_lists(root / SHARDS, entries)
     return result
-
-
-def check_manifest(root: Path) -> None:
-    """That the manifest of earlier calls, which the shards are compared with, can be read.
-
-    Raises:
-        DataError: it is damaged; the sentence says that it can be made again, without its checksums.
-    """
-    path = root / SHARDS / MANIFEST
-    try:
-        parse_manifest(path.read_text(encoding="utf-8"), MANIFEST)
-    except FileNotFoundError:
-        return
-    except (DataError, UnicodeDecodeError) as error:
-        what = str(error).partition(";")[0]  # and not what it advises about files of others
-        raise DataError(
-            f"{path} is damaged ({what}); put back a copy, or remove it: then this command writes it anew, of the "
-            "shards as they are"
-        ) from None
 
 
 def write_lists(folder: Path, entries: list[ShardEntry], name: str = MANIFEST) -> None:
@@ -163,10 +145,16 @@ def _move(root: Path, report: Report, name: str) -> Report:
     return replace(report, name=name, seen=[state_of(target), *report.seen[1:]])
 
 
-def _entries(root: Path, result: Result) -> Iterable[ShardEntry]:
-    """Of the sound shards, in the order of their names in `shards/`."""
+def _entries(root: Path, result: Result, before: Mapping[str, ShardEntry]) -> Iterable[ShardEntry]:
+    """Of the sound shards, in the order of their names in `shards/`.
+
+    Args:
+        before: of the manifest until now, which knows the failures where the part's folder is gone.
+    """
     sound = {verdict.report.name: verdict.report for verdict in result.verdicts if not verdict.against}
     placed = {collected_as(name) if name.startswith(f"{PARTS}/") else name: report for name, report in sound.items()}
     for name, report in sorted(placed.items()):
-        failures = failures_of(root / (downloaded_as(name) or name))
-        yield ShardEntry(name.removeprefix(f"{SHARDS}/"), report.bytes, report.sha256, report.samples, failures)
+        shard, downloaded = name.removeprefix(f"{SHARDS}/"), root / (downloaded_as(name) or name)
+        known = shard in before and not downloaded.parent.is_dir()
+        failures = before[shard].failures if known else failures_of(downloaded)
+        yield ShardEntry(shard, report.bytes, report.sha256, report.samples, failures)

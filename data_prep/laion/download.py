@@ -86,6 +86,7 @@ def download(output: Path, settings: Settings) -> dict[str, Any]:
     with alone(output):
         end_marked(_mark(output))
         state = State.read(output, settings.image_size)
+        state.recall(chosen)
         tally = Tally(sum(part.shards for part in chosen), sum(part.rows for part in chosen))
         todo = [(part, missing) for part in chosen if (missing := _missing(part, state, tally))]
         state.write()

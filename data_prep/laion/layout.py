@@ -13,7 +13,7 @@ from typing import Any
 from data_prep.errors import DataError
 from data_prep.laion.names import PARTS, QUARANTINE, SHARDS, collected_as
 from data_prep.laion.plan import read_plan
-from data_prep.manifest import sha256_file
+from data_prep.manifest import MANIFEST, ShardEntry, parse_manifest, sha256_file
 
 RETRY = "plan/retry.json"
 
@@ -105,6 +105,25 @@ def check_plan(part: Part) -> None:
         raise DataError(f"{part.plan} is missing; copy it again or make the plan again")
     if sha256_file(part.plan) != part.sha256:
         raise DataError(f"{part.plan} is not the file that was planned (its SHA-256 differs); copy it again")
+
+
+def read_collected(output: Path) -> dict[str, ShardEntry]:
+    """The manifest of collected shards, by name; empty where there is none.
+
+    Raises:
+        DataError: it is damaged; the sentence says that it can be made again, without its checksums.
+    """
+    path = output / SHARDS / MANIFEST
+    try:
+        return {entry.shard: entry for entry in parse_manifest(path.read_text(encoding="utf-8"), MANIFEST)}
+    except FileNotFoundError:
+        return {}
+    except (DataError, UnicodeDecodeError) as error:
+        what = str(error).partition(";")[0]  # and not what it advises about files of others
+        raise DataError(
+            f"{path} is damaged ({what}); put back a copy, or remove it: then python -m data_prep run writes it anew, "
+            "of the shards as they are"
+        ) from None
 
 
 def check_disks(output: Path) -> None:

@@ -5,13 +5,15 @@ state.of(part)["00003"]      # {"bytes": …, "rows": 10000, "reasons": {"succes
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from data_prep import atomic
 from data_prep.errors import DataError
-from data_prep.laion.layout import Part
+from data_prep.laion.layout import Part, read_collected
+from data_prep.manifest import MANIFEST, ShardEntry
 
 STATE = "download.json"
 
@@ -43,6 +45,31 @@ class State:
     def of(self, part: Part) -> dict[str, dict[str, Any]]:
         """The part's shards, as "00003" to what was found."""
         return self.parts.setdefault(part.name, {})
+
+    def recall(self, parts: Sequence[Part]) -> None:
+        """Take from the manifest what came of collected shards whose folder in parts/ is gone, as is their record here.
+
+        Raises:
+            DataError: the manifest does not say it either, so that they would be downloaded once more.
+        """
+        lost = [part for part in parts if not self.of(part) and not part.folder.is_dir()]
+        entries = read_collected(self.path.parent) if lost else {}
+        for part in lost:
+            for shard in range(part.shards):
+                if part.collected(shard).is_file():
+                    self.of(part)[f"{shard:05d}"] = self._recalled(part, shard, entries)
+
+    def _recalled(self, part: Part, shard: int, entries: Mapping[str, ShardEntry]) -> dict[str, Any]:
+        """A shard's record from its line in the manifest."""
+        tar = part.collected(shard)
+        if entry := entries.get(tar.name):
+            reasons = {"success": entry.samples, **entry.failures}
+            if sum(reasons.values()) == len(part.rows_of(shard)):
+                return {"bytes": entry.bytes, "rows": sum(reasons.values()), "reasons": reasons}
+        raise DataError(
+            f"{tar} is there, but nothing says what came of its rows: {part.folder}, {self.path} and its line in "
+            f"{MANIFEST} are gone; put one of them back, or move the shard away to download it anew"
+        )
 
     def write(self) -> None:
         atomic.write_text(self.path, json.dumps({"image_size": self.image_size, "parts": self.parts}))

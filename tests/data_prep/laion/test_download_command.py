@@ -23,6 +23,7 @@ from data_prep.laion.plan import Shape, plan
 from data_prep.laion.rules import Settings
 from data_prep.laion.state import State
 from data_prep.laion.tally import Tally, shares
+from data_prep.manifest import ShardEntry, write_manifest
 
 ROOT = Path(__file__).parents[3]
 
@@ -143,6 +144,25 @@ def test_a_folder_is_no_collected_shard(output: Path) -> None:
     part.collected(0).unlink()
     part.collected(0).mkdir()
     assert download._missing(part, state, Tally(1, 1)) == [0]
+
+
+@pytest.mark.parametrize("came", [{"success": 1}, {"HTTP 404": 1}])
+def test_collected_shards_of_which_only_the_manifest_tells_are_not_downloaded_again(
+    output: Path, monkeypatch: pytest.MonkeyPatch, came: dict[str, int]
+) -> None:
+    """parts/ and download.json are both gone."""
+    monkeypatch.setattr(download, "_check_program", lambda python: None)
+    [part] = read_parts(output)
+    part.collected(0).parent.mkdir()
+    part.collected(0).write_bytes(bytes(10_240))
+    with pytest.raises(DataError, match=r"00000-00000.tar is there, but nothing says what came of its rows"):
+        download.download(output, download.Settings())
+    failures = {reason: count for reason, count in came.items() if reason != "success"}
+    entry = ShardEntry(part.collected(0).name, 10_240, "0" * 64, came.get("success", 0), failures)
+    write_manifest(output / "shards", [entry])
+    for _ in range(2):
+        assert download.download(output, download.Settings())["reasons"] == came
+    assert not part.folder.exists()
 
 
 def test_the_line_of_progress() -> None:

@@ -175,7 +175,9 @@ def test_a_whole_part_whose_tables_are_lost(
     part = read_parts(tmp_path / "set")[1]
     shutil.rmtree(part.folder)
     capsys.readouterr()
+    manifest = (tmp_path / "set/shards/manifest.jsonl").read_bytes()
     assert main(words) == 0
+    assert (tmp_path / "set/shards/manifest.jsonl").read_bytes() == manifest  # with its failures
     said = capsys.readouterr()
     assert "5 rows downloaded, as far as tables tell (gone are those of 5 rows), 80.0 % success" in said.out
     assert "The download's tables are gone for 5 rows whose shards are there" in said.out
@@ -327,7 +329,7 @@ def test_a_damaged_manifest_is_made_again_once_it_is_removed(
     manifest.write_bytes(content)
     assert main(words) == 1
     assert f"error: {manifest} is damaged (" in (said := capsys.readouterr().err)
-    assert "remove it: then this command writes it anew" in said
+    assert "remove it: then python -m data_prep run writes it anew" in said
     manifest.unlink()
     assert main(words) == 0
     assert manifest.read_bytes() == before
