@@ -202,7 +202,7 @@ BEHAVIOURS: dict[str, Callable[[_Handler], None]] = {
     "gzip": lambda it: it.body(gzip.compress(jpeg(it.place)), (("Content-Encoding", "gzip"),)),
     "gzip-unsaid": lambda it: it.body(gzip.compress(jpeg(it.place))),
     "said-gzip": lambda it: it.body(jpeg(it.place), (("Content-Encoding", "gzip"),)),
-    "gzip-cut": lambda it: it.body(gzip.compress(jpeg(it.place))[:900]),
+    "gzip-cut": lambda it: it.body(gzip.compress(jpeg(it.place))[:-100]),
     "gzip-bad": lambda it: it.body(b"\x1f\x8b" + bytes(900)),
     "gzip-bomb": lambda it: it.body(gzip.compress(bytes(8 << 20))),
     "slow-trailer": _Handler.slow_trailer,
