@@ -2,8 +2,8 @@
 
     hashed = check_sample("000000012", members, Found(), max_aspect=3.0)
 
-A picture is decoded whole, as training does it. A bit that flips within a JPEG may still decode: only a checksum in a
-manifest finds that.
+A picture is decoded whole, a JPEG strictly (strict.py). A bit that flips within it may still decode: only a checksum in
+a manifest finds that.
 """
 
 import hashlib
@@ -19,6 +19,7 @@ from PIL import ExifTags, Image
 from data_prep.errors import DataError
 from data_prep.laion import findings, jpeg
 from data_prep.laion.findings import Found
+from data_prep.laion.strict import decode_strictly
 from data_prep.shards import FORMATS, PICTURES, decode_image
 
 MOST_CHARACTERS = 1000
@@ -86,7 +87,8 @@ def own_turn(image: Image.Image) -> int:
 
 def _picture_problems(data: bytes, meta: Mapping[str, Any], max_aspect: float) -> Iterator[str]:
     """Raises DataError where the picture cannot be decoded."""
-    image = decode_image(data)
+    stored = decode_strictly(data)
+    image = stored if stored is not None else decode_image(data)
     header = Image.open(io.BytesIO(data), formats=FORMATS)
     if _is_cut(data, header.format):
         raise DataError(f"cut short ({len(data)} bytes)")
