@@ -32,8 +32,8 @@ def inline_attention(
     k = hide(k - shift, valid_BN)
     mean_v = sum_seen(v, causal) / count
     product = product_seen(q, k, v, causal) / count
-    if causal:
-        product = product - (q * (sum_seen(k, True) / count)).sum(-1, keepdim=True) * mean_v
+    # The rest of the mean: causal, what rows see beside the first key; full, what rounding left in it.
+    product = product - (q * (sum_seen(k, causal) / count)).sum(-1, keepdim=True) * mean_v
     return (mean_v + product * D**-0.5).to(q_BHND.dtype)
 
 

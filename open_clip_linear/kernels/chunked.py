@@ -47,7 +47,7 @@ def new_state(q: Tensor) -> tuple[Tensor, Tensor]:
 def forward(q: Tensor, k: Tensor, v: Tensor, log_gain: Tensor | None, o: Tensor, form: Form) -> tuple[Tensor, Tensor]:
     """Write o; q, k, v, o (B, H, N, D) of any strides and one float dtype, log_gain (H,).
 
-    Returns the state: S, and a·Σ v above z̄ (of inline the mean key). S and a·Σ v have the gain in them.
+    Returns the state: S, and a·Σ v above z̄ (of inline the mean key less the first). S and a·Σ v have the gain in them.
     """
     S, rows = new_state(q)
     for q_, k_, v_, gain, S_, rows_, o_ in blocks([q, k, v, _gains(log_gain, S)], [S, rows, o]):
@@ -179,6 +179,7 @@ def _sum_tokens(k: Tensor, v: Tensor, S: Tensor, rows: Tensor, form: Form) -> No
         for (keys,) in chunks(k):
             z += widen(keys).sum(1, keepdim=True)
         z /= N
+        rest = torch.zeros_like(z)
     for keys, values, x, y in chunks(k, v, rooms=2):
         keys, values = _widen(keys, x), _widen(values, y)
         if form.unit:
@@ -189,6 +190,12 @@ def _sum_tokens(k: Tensor, v: Tensor, S: Tensor, rows: Tensor, form: Form) -> No
         m += values.sum(1, keepdim=True)
         if form.divided:
             z += keys.sum(1, keepdim=True)
+        elif form.centred:
+            rest += keys.sum(1, keepdim=True)
+    if form.centred:  # what rounding left in the mean; then the mean from the first key on, which is small beside it
+        rest /= N
+        S.baddbmm_(rest.mT, m, alpha=-1)
+        z.sub_(k[:, :1]).add_(rest)
     S *= form.c
     m *= form.a
     if form.divided:
@@ -224,7 +231,8 @@ def _sum_gradients(
             scale = inverse_norm(queries)
             queries = torch.mul(queries, scale, out=x)
         if form.divided:
-            d = 1 + torch.bmm(queries, z.mT)
+            along_z = torch.bmm(queries, z.mT)
+            d = 1 + along_z
             clamped = clamp_denominator(d, form.signed)
             cotangents = torch.div(cotangents, clamped, out=w)
         torch.bmm(cotangents, S.mT, out=products)
@@ -233,7 +241,7 @@ def _sum_gradients(
         if form.divided:
             dd = torch.bmm(cotangents, m.mT).add_(along).div_(clamped).neg_().masked_fill_(d != clamped, 0)
             products.addcmul_(dd, z)
-            along = along.addcmul_(dd, d.sub_(1))
+            along = along.addcmul_(dd, along_z)
             dz.baddbmm_(dd.mT, queries)
         dS.baddbmm_(queries.mT, cotangents)
         dm += cotangents.sum(1, keepdim=True)
@@ -257,6 +265,8 @@ def _read_gradients(
         dm -= torch.bmm(rows[:, 1:], dS)
     for keys, values, key_out, value_out, w, x, y, products in chunks(k, v, dk, dv, rooms=4):
         keys, values = _widen(keys, w), _widen(values, x)
+        if form.centred:  # as the mean in z is
+            keys = torch.sub(keys, k[:, :1], out=w)
         if form.unit:
             scale = inverse_norm(keys)
             keys = torch.mul(keys, scale, out=w)

@@ -37,14 +37,14 @@ def _forward(
     DIVIDED: tl.constexpr, SIGNED: tl.constexpr, GAINED: tl.constexpr, MIN_NORM: tl.constexpr, MIN_D: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One head. Centred, sums are of k less the first key, for their sake, until its mean is known."""
+    """One head. Centred, k̃ is k less the first key, for the sums' sake, and z the mean of that."""
     g = tl.program_id(0)
     columns = tl.arange(0, DP)
     k_base, v_base = tiles.base(k_ptr, g, H, k_b, k_h), tiles.base(v_ptr, g, H, v_b, v_h)
     S = tl.zeros((DP, DP), tl.float32)
     m = tl.zeros((DP,), tl.float32)
     z = tl.zeros((DP,), tl.float32)
-    first = tl.load(k_base + columns, mask=columns < D, other=0.0).to(tl.float32)
+    first = tiles.first_row(k_base, columns, D)
     for at in range(0, N, BLOCK):
         rows = at + tl.arange(0, BLOCK)
         keys = tiles.load(k_base, rows, columns, k_n, N, D)
@@ -59,7 +59,6 @@ def _forward(
     z = z / N
     if CENTRED:
         S -= z[:, None] * m[None, :]
-        z += first
     gain = 1.0
     if GAINED:
         gain = tl.exp(tl.load(gain_ptr + g % H).to(tl.float32))
@@ -126,11 +125,14 @@ def _backward(
         to_k = -tl.sum(dS * m[None, :], 1) / (a * N)
         dm -= tl.sum(dS * z[:, None], 0)
     k_base, v_base = tiles.base(k_ptr, g, H, k_b, k_h), tiles.base(v_ptr, g, H, v_b, v_h)
+    first = tiles.first_row(k_base, columns, D)
     dk_base, dv_base = tiles.base(dk_ptr, g, H, dk_b, dk_h), tiles.base(dv_ptr, g, H, dv_b, dv_h)
     for at in range(0, N, BLOCK):
         rows = at + tl.arange(0, BLOCK)
         keys = tiles.load(k_base, rows, columns, k_n, N, D)
         values = tiles.load(v_base, rows, columns, v_n, N, D)
+        if CENTRED:
+            keys = keys - first[None, :]
         dk, dv = tiles.read_keys(keys, values, dS, dm, to_k, UNIT, MIN_NORM, OPERAND, PRECISION)
         tiles.store(dk_base, rows, columns, dk_n, N, D, dk)
         tiles.store(dv_base, rows, columns, dv_n, N, D, dv)

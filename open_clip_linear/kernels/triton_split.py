@@ -41,7 +41,7 @@ def _sum_tokens(
     S = tl.zeros((DP, DP), tl.float32)
     m = tl.zeros((DP,), tl.float32)
     z = tl.zeros((DP,), tl.float32)
-    first = tl.load(k_base + columns, mask=columns < D, other=0.0).to(tl.float32)
+    first = tiles.first_row(k_base, columns, D)
     start = part * span
     end = tl.minimum(start + span, N)
     for at in range(start, end, BLOCK):
@@ -111,15 +111,18 @@ def _read_queries(
 def _read_keys(
     k_ptr, v_ptr, dk_ptr, dv_ptr, dS_ptr, drows_ptr,
     k_b, k_h, k_n, v_b, v_h, v_n, dk_b, dk_h, dk_n, dv_b, dv_h, dv_n, H, N,
-    D: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr, MIN_NORM: tl.constexpr,
-    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr, CENTRED: tl.constexpr,
+    MIN_NORM: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of one head; the two rows hold what is added to dv and to the gradient of k̃."""
     count = tl.cdiv(N, BLOCK)
     g, tile = tl.program_id(0) // count, tl.program_id(0) % count
     columns = tl.arange(0, DP)
     rows = tile * BLOCK + tl.arange(0, BLOCK)
-    keys = tiles.load(tiles.base(k_ptr, g, H, k_b, k_h), rows, columns, k_n, N, D)
+    k_base = tiles.base(k_ptr, g, H, k_b, k_h)
+    keys = tiles.load(k_base, rows, columns, k_n, N, D)
+    if CENTRED:
+        keys = keys - tiles.first_row(k_base, columns, D)[None, :]
     values = tiles.load(tiles.base(v_ptr, g, H, v_b, v_h), rows, columns, v_n, N, D)
     dS, to_v, to_k = tiles.load_state(dS_ptr, drows_ptr, g, columns, D)
     dk, dv = tiles.read_keys(keys, values, dS, to_v, to_k, UNIT, MIN_NORM, OPERAND, PRECISION)
@@ -141,7 +144,6 @@ def forward(q: Tensor, k: Tensor, v: Tensor, log_gain: Tensor | None, o: Tensor,
     m, z = rows.split(1, dim=2)
     if form.centred:
         S -= z.mT @ (m / N)
-        z += k[:, :, :1].float() * N
     S *= form.c
     m *= form.a
     z /= N
@@ -199,7 +201,8 @@ def backward(
         dm -= z @ dS
     _read_keys[programs,](
         k, v, dk, dv, dS, drows,
-        *k.stride()[:3], *v.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], H, N, **tiles.constants(q, form),
+        *k.stride()[:3], *v.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], H, N,
+        **tiles.constants(q, form), CENTRED=form.centred,
     )  # fmt: skip
     return dlog_gain
 

@@ -65,6 +65,12 @@ def load(start, rows, columns, stride_n, N, D: tl.constexpr):
 
 
 @triton.jit
+def first_row(start, columns, D: tl.constexpr):
+    """What centred keys are taken from, for the sake of sums and products of keys far from zero."""
+    return tl.load(start + columns, mask=columns < D, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def store(start, rows, columns, stride_n, N, D: tl.constexpr, values):
     inside = (rows[:, None] < N) & (columns[None, :] < D)
     place = rows[:, None].to(tl.int64) * stride_n + columns[None, :]
