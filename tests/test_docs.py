@@ -68,3 +68,10 @@ def test_a_kind_from_outside_has_every_feature(folder):
 def test_no_placeholder_is_left():
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         assert not re.search(r"^[A-Z]{4,}$|TODO|FIXME", page.read_text(encoding="utf-8"), re.MULTILINE), page
+
+
+def test_the_operators_are_called_as_the_page_on_speed_says(tmp_path):
+    text = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"<!-- use\.py -->\n```python\n(.*?)```\n", text, re.DOTALL)
+    (tmp_path / "use.py").write_text(code + "print(*o.shape, *text.shape, q.grad is not None)\n")
+    assert run(tmp_path, "use.py").split() == ["2", "785", "12", "64", "2", "12", "785", "64", "True"]
