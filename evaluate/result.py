@@ -33,6 +33,7 @@ from open_clip_linear.listing import attention_kind
 
 OURS, SUMMARY = {"format", "versions", "command"}, {"checkpoint_sha256", "beside"}  # keys of results, of result.json
 PAGE = b'<meta name="generator" content="open_clip_linear">'  # of the report
+PLOT = b"<!-- open_clip_linear, evaluate speed -->"  # at the end of its plot
 MOST_FOOTER = 1 << 20  # bytes at the end of a parquet file that name its columns
 FORMAT = 1  # raised when a name changes its meaning
 TOP_FIGURES = ("top1", "top5", "mean_per_class", "n")  # of the first set, on the result itself
@@ -71,6 +72,8 @@ def is_ours(path: Path) -> bool:
             if head.startswith(b"PAR1"):
                 file.seek(max(0, os.fstat(file.fileno()).st_size - MOST_FOOTER))
                 return b"guess_names" in file.read()
+            if head.startswith(b"<svg"):
+                return (head + file.read()).rstrip().endswith(PLOT)
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return False

@@ -57,7 +57,9 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
     from evaluate.result import FORMAT, check_writable, command_line, versions
     from evaluate.speed import operators, plot, table, towers
 
+    plotted = args.output.with_suffix(".svg")
     check_writable(args.output)
+    check_writable(plotted, "the plot beside --output,", keep=(args.output,))
     device = own_device(args.device)
     kinds = _chosen("--kinds", args.kinds, operators.KINDS, operators.KINDS)
     dtypes = _chosen("--dtype", args.dtype, operators.DTYPES, ("float32",))
@@ -71,7 +73,8 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
         for kind in kinds:
             operators.attend(kind, n)
     for name in args.model:
-        towers.tower(name, args.image_size[0])
+        for size in args.image_size:
+            towers.vision_config(name, size)
     torch.set_num_threads(args.threads)
     rounds = len(lengths) * len(dtypes) * 2
     budget = 2.0 if args.quick else 10.0
@@ -107,7 +110,6 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
         "versions": versions(),
         "command": command_line(argv),
     }
-    plotted = args.output.with_suffix(".svg")
     write_text(plotted, plot.draw(rows))
     write_text(args.output, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     print(shown(result))

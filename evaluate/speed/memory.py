@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
+from evaluate.errors import RefusedError
 from evaluate.speed.operators import DTYPES, HEAD_DIM, Case, attend, inputs, work
 
 LEAST_UNIT = 64 << 20  # bytes
@@ -25,8 +26,10 @@ def memory_units(cases: Sequence[tuple[Case, str]]) -> list[float]:
         return [_on_gpu(case, step) for case, step in cases]
     given = json.dumps([[asdict(case), step] for case, step in cases])
     found = subprocess.run(
-        [sys.executable, "-m", "evaluate.speed.memory"], input=given, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "evaluate.speed.memory"], input=given, capture_output=True, text=True, check=False
     )
+    if found.returncode:
+        raise RefusedError(f"memory could not be measured: {found.stderr.strip() or found.returncode}")
     return [float(units) for units in json.loads(found.stdout)]
 
 
@@ -83,7 +86,14 @@ def _main() -> None:
         child = context.Process(target=_send, args=(Case(**case), step, send))
         child.start()
         send.close()
-        found.append(receive.recv())
+        try:
+            found.append(receive.recv())
+        except EOFError:
+            child.join()
+            sys.exit(
+                f"{case['kind']}, {step}, at {case['n']} tokens: its process ended with code {child.exitcode}, "
+                "perhaps for want of memory. Give fewer tokens (--n) or heads (--heads)."
+            )
         child.join()
     print(json.dumps(found))
 

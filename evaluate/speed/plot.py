@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from evaluate import scaling_chart
+from evaluate.result import PLOT
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -20,4 +21,5 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> str:
         ]
         xs, ys = np.array(points, dtype=np.float64).reshape(-1, 2).T
         series.append(scaling_chart.Series(f"{kind}, {dtype}", points, xs, ys, None))
-    return scaling_chart.draw(series, x_label="tokens", y_label="times softmax's speed, forward and backward")
+    drawn = scaling_chart.draw(series, x_label="tokens", y_label="times softmax's speed, forward and backward")
+    return f"{drawn}\n{PLOT.decode()}\n"

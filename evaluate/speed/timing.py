@@ -1,5 +1,6 @@
 """Times of several functions, taken in turn: only their ratios within a round mean something on a shared machine."""
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -39,16 +40,19 @@ def clock(device: str) -> Callable[[], float]:
 
 
 def interleaved(works: Mapping[str, Callable[[], object]], device: str, budget: float) -> dict[str, Times]:
-    """Each function once to warm up, then all of them in turn, for about `budget` seconds and at least three rounds."""
+    """Each function once to warm up, then all of them in rounds, for about `budget` seconds and at least three rounds.
+
+    Their order is another one in each round: whoever always came after the largest would find cold caches each time.
+    """
     now = clock(device)
     for work in works.values():
         work()
     seconds: dict[str, list[float]] = {name: [] for name in works}
-    started = time.perf_counter()
+    started, shuffled = time.perf_counter(), random.Random(0)
     for turn in range(MOST_ROUNDS):
-        for name, work in works.items():
+        for name in shuffled.sample(sorted(works), len(works)):
             before = now()
-            work()
+            works[name]()
             seconds[name].append(now() - before)
         if turn + 1 >= LEAST_ROUNDS and time.perf_counter() - started > budget:
             break

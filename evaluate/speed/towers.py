@@ -8,6 +8,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import open_clip
 import torch
 from torch import Tensor, nn
@@ -30,15 +31,23 @@ class _Values(nn.Module):
         return self.of.out_proj(qkv.chunk(3, dim=-1)[2].contiguous())
 
 
-def tower(name: str, size: int, block_type: str | None = None) -> nn.Module:
-    """The vision tower of a registered model at an image size, its attention as configured or `block_type`."""
-    config = copy.deepcopy(model_config(name))
-    vision = config["vision_cfg"]
+def vision_config(name: str, size: int) -> dict[str, Any]:
+    """The `vision_cfg` of a registered model at an image size. Raises RefusedError where it makes no such tower."""
+    vision = copy.deepcopy(model_config(name)["vision_cfg"])
     if not isinstance(vision.get("layers"), int) or "timm_model_name" in vision:
         raise RefusedError(f"--model {name}: its vision tower is no transformer of OpenCLIP's own.")
-    vision["image_size"] = size
+    patch = int(np.max(vision.get("patch_size", 16)))  # one side or both; the default is OpenCLIP's
+    if size < patch:
+        raise RefusedError(f"--image-size {size}: {name}'s patches are larger, {patch} px.")
+    return vision | {"image_size": size}
+
+
+def tower(name: str, size: int, block_type: str | None = None) -> nn.Module:
+    """The vision tower of a registered model at an image size, its attention as configured or `block_type`."""
+    vision = vision_config(name, size)
     if block_type is not None:
         vision["block_type"] = block_type
+    config = model_config(name)
     return open_clip.CLIP(config["embed_dim"], vision, config["text_cfg"]).visual
 
 

@@ -115,8 +115,8 @@ def unit(x: Tensor) -> Tensor:
 
 
 def no_autocast(device_type: str) -> AbstractContextManager[Any]:
-    """Autocast switched off, where the device has it (the meta device has not)."""
-    if torch.amp.is_autocast_available(device_type):
+    """Autocast switched off, where it is on; a device need not have it (the meta device has not)."""
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
     return nullcontext()
 

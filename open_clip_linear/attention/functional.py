@@ -33,7 +33,8 @@ def linear_attention(
 ) -> Tensor:
     """Attention of linear cost: q, k, v (B, H, N, D) of one float dtype and any strides → (B, H, N, D) in it.
 
-    Differentiable once (the composed backend: any number of times). Sums over tokens are in float32, of float64 inputs
+    Differentiable once, by the backward pass alone: second derivatives and `torch.func` (grad, jvp) are the composed
+    backend's. Sums over tokens are in float32, of float64 inputs
     in float64. Under autocast the inputs are brought to its dtype first, as scaled dot-product attention does.
 
     Args:

@@ -74,7 +74,7 @@ def backward(
 ) -> Tensor:
     """Write dq, dk and dv (B, H, N, D), of any strides; returns log_gain's gradient (H,) in the state's dtype."""
     gains = _gains(log_gain, S)
-    dgains = torch.zeros_like(gains, memory_format=torch.contiguous_format)
+    dgains = S.new_zeros(*S.shape[:2], 1, 1)
     writes = [dq, dk, dv, torch.empty_like(S), torch.empty_like(rows), dgains]
     for q_, k_, v_, do_, S_, rows_, gain, dq_, dk_, dv_, dS, drows, dgain in blocks(
         [q, k, v, do, S, rows, gains], writes
@@ -90,9 +90,8 @@ def backward(
 
 
 def _gains(log_gain: Tensor | None, S: Tensor) -> Tensor:
-    """exp(log_gain) of every head, 1 without: (B, H, 1, 1)."""
-    gain = S.new_ones(()) if log_gain is None else log_gain.to(S.dtype).exp()[:, None, None]
-    return gain.expand(*S.shape[:2], 1, 1)
+    """exp(log_gain) of every head, (B, H, 1, 1); without one something that is not read, as making it takes time."""
+    return S if log_gain is None else log_gain.to(S.dtype).exp()[:, None, None].expand(*S.shape[:2], 1, 1)
 
 
 def blocks(reads: Sequence[Tensor], writes: Sequence[Tensor]) -> Iterator[list[Tensor]]:

@@ -62,9 +62,23 @@ def _triton() -> ModuleType | None:
 
 def kernels_for(q: Tensor) -> ModuleType:
     """What computes on q's device: a module with `forward` and `backward`."""
-    if q.is_cuda and (found := _triton()) is not None and found.supported(q):
-        return found
+    if q.is_cuda and (found := _triton()) is not None:
+        if found.supported(q):
+            return found
+        _say_unsupported(q.dtype, q.shape[-1])
     return chunked
+
+
+@cache
+def _say_unsupported(dtype: torch.dtype, head_dim: int) -> None:
+    """Once for each."""
+    warnings.warn(
+        f"linear attention of {str(dtype).removeprefix('torch.')} with heads of {head_dim} has no Triton kernel here "
+        "and runs as plain PyTorch, in many small products. There are kernels for float16, bfloat16 and TF32 "
+        "(torch.set_float32_matmul_precision('high')) with heads of 16 to 128, above 64 on GPUs with the shared memory "
+        "of an A100, and for exact float32 up to 64.",
+        stacklevel=2,
+    )
 
 
 @torch.library.custom_op("open_clip_linear::affine", mutates_args=())

@@ -17,7 +17,10 @@ from open_clip_linear.kernels.form import MIN_DENOMINATOR, MIN_NORM, Form
 
 def exact(q: Tensor) -> bool:
     """Whether products of float32 are to be as exact as float32."""
-    return q.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+    matmul = torch.backends.cuda.matmul
+    # PyTorch from 2.9 on refuses to read the old name where the new one was set.
+    tf32 = matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
+    return q.dtype == torch.float32 and not tf32
 
 
 def rows_together(x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from evaluate.errors import RefusedError
 from evaluate.speed.errors import error_of
 from evaluate.speed.memory import memory_units
 from evaluate.speed.operators import Case, attend, exact, inputs
+from evaluate.speed.plot import draw
 from evaluate.speed.table import crossover, heads_at, summarise
 from evaluate.speed.timing import Times, interleaved
 from evaluate.speed.towers import tower, without_attention
@@ -54,6 +55,7 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path, capsys: pytest.Captu
         (["--n", "50", "--longest-softmax", "17"], "Give at least the shortest, 50"),
         (["--model", "ViT-B-17"], "not a registered model"),
         (["--model", "RN50"], "no transformer of OpenCLIP's own"),
+        (["--model", "ViT-B-16", "--image-size", "224", "4"], "--image-size 4: ViT-B-16's patches are larger, 16 px"),
     ):
         assert main(["speed", "--output", str(tmp_path / "s.json"), "--device", "cpu", *words]) == 1
         assert message in capsys.readouterr().err
@@ -87,7 +89,8 @@ def test_ratios_are_of_the_same_round() -> None:
 def test_every_function_runs_as_often_as_the_others() -> None:
     calls: list[str] = []
     times = interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, "cpu", budget=0.0)
-    assert calls == ["a", "b"] * 4
+    assert calls[:2] == ["a", "b"]  # to warm up
+    assert {tuple(calls[i : i + 2]) for i in (2, 4, 6)} == {("a", "b"), ("b", "a")}
     assert {len(t.seconds) for t in times.values()} == {3}
 
 
@@ -135,3 +138,21 @@ def test_the_ceiling_has_every_weight_and_no_attention() -> None:
 def test_lengths_sema_cannot_have() -> None:
     with pytest.raises(RefusedError, match="sema takes a square"):
         attend("sema", 1)
+
+
+def test_no_drawing_of_someone_else_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--n", "17", "--heads", "1", "--quick", "--kinds", "eq7", "--device", "cpu"]
+    (tmp_path / "s.svg").write_text("<svg>mine</svg>")
+    assert main(["speed", "--output", str(tmp_path / "s.json"), *words]) == 1
+    assert "s.svg is there and was not written by `evaluate`" in capsys.readouterr().err
+    assert (tmp_path / "s.svg").read_text() == "<svg>mine</svg>"
+    assert main(["speed", "--output", str(tmp_path / "s.svg"), *words]) == 1
+    row = {"kind": "eq7", "dtype": "float32", "pass": "forward_backward", "n": 17, "ratio_to_sdpa": 2.0}
+    (tmp_path / "s.svg").write_text(draw([row]))
+    assert main(["speed", "--output", str(tmp_path / "s.json"), *words]) == 0
+
+
+def test_a_process_that_ends_while_memory_is_measured_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evaluate.speed.memory.sys.executable", "false")
+    with pytest.raises(RefusedError, match="memory could not be measured: 1"):
+        memory_units([(Case("eq7", 17, "float32", "cpu", 1), "forward")])
