@@ -140,7 +140,8 @@ def test_a_reader_that_went_away_is_told_nothing(tmp_path: Path, words: list[str
         check=False,
     )
     os.close(writer)
-    assert done.returncode == (0 if unbuffered and "--help" in words else 1)  # argparse passes over it
+    # Some releases of Python have an argparse that passes over it.
+    assert done.returncode in ((0, 1) if unbuffered and "--help" in words else (1,))
     assert re.sub("(verify|error): .*\n", "", done.stderr) == ""
 
 
