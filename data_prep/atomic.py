@@ -104,15 +104,15 @@ def scratch(folder: Path, purpose: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, purpose: str) -> Iterator[None]:
-    """Hold the lock of a folder while the block runs; it goes with the process, however that ends.
+def locked(folder: Path, purpose: str, shared: bool = False) -> Iterator[None]:
+    """Hold the lock of a folder while the block runs, or share it; it goes with the process, however that ends.
 
     Raises:
         DataError: another process holds it; `purpose` says what it is doing.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        if not _lock(descriptor, folder):
+        if not _lock(descriptor, folder, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
             raise DataError(f"another process is {purpose} now; wait for it to end and run again")
         yield
     finally:
@@ -125,10 +125,10 @@ def remove_left(path: Path) -> None:
         left.unlink()
 
 
-def _lock(descriptor: int, path: Path) -> bool:
+def _lock(descriptor: int, path: Path, how: int) -> bool:
     """Take the lock without waiting; False when it is held, or when the folder was renamed away meanwhile."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except (BlockingIOError, FileNotFoundError):
         return False

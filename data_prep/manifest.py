@@ -10,7 +10,7 @@ have "failures": how many samples are missing, by reason.
 import hashlib
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,18 +75,6 @@ def parse_manifest(text: str, name: str) -> list[ShardEntry]:
     if not entries:
         raise DataError(f"{name} names no shard; make the set again")
     return entries
-
-
-def manifests_of(root: Path, names: Collection[str]) -> dict[Path, list[ShardEntry]]:
-    """The entries of the manifests beside or above shards that name one of them, by folder below `root`."""
-    found: dict[Path, list[ShardEntry]] = {}
-    wanted = frozenset(names)
-    for folder in {parent for name in names for parent in Path(name).parents}:
-        path = root / folder / MANIFEST
-        entries = parse_manifest(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else []
-        if any(str(folder / entry.shard) in wanted for entry in entries):
-            found[folder] = entries
-    return found
 
 
 def write_manifest(folder: Path | str, entries: Sequence[ShardEntry], name: str = MANIFEST) -> None:

@@ -16,9 +16,11 @@ from typing import Any
 from data_prep import atomic
 from data_prep.errors import DataError
 from data_prep.laion.findings import printable
+from data_prep.laion.manifests import manifests_over
 from data_prep.laion.names import PARTS, QUARANTINE, SHARDS, downloaded_as
+from data_prep.laion.shard import state_of
 from data_prep.laion.verify import Verdict
-from data_prep.manifest import MANIFEST, manifests_of, write_manifest
+from data_prep.manifest import MANIFEST, write_manifest
 
 RECORDS = (".parquet", "_stats.json")  # what img2dataset leaves beside a tar
 COPIES = 2  # of a shard that stays unsound: what one download brings, and whether the next differs
@@ -28,10 +30,13 @@ def set_aside(root: Path, verdicts: Sequence[Verdict]) -> None:
     """Move these shards of `root` to its quarantine; a manifest beside them no longer names them.
 
     Raises:
-        DataError: one lies elsewhere, in a folder that `root` links to; nothing is moved then.
+        DataError: one lies elsewhere, in a folder that `root` links to, or was written to since; nothing is moved then.
     """
     for verdict in verdicts:
         _refuse_elsewhere(root, verdict.report.name)
+        if verdict.report.seen and state_of(root / verdict.report.name) != verdict.report.seen[0]:
+            shard = printable(str(root / verdict.report.name))
+            raise DataError(f"{shard} was written to while it was verified; end what does that and run the same again")
     leave_out(root, [verdict.report.name for verdict in verdicts])
     for verdict in verdicts:
         _move(root, verdict)
@@ -104,10 +109,8 @@ def _read(reason: Path) -> dict[str, Any]:
 
 def leave_out(root: Path, names: Collection[str]) -> None:
     """Write the manifests that name these shards without them; one that would name none goes."""
-    unwanted = frozenset(names)
-    for folder, entries in manifests_of(root, names).items():
-        left = [entry for entry in entries if str(folder / entry.shard) not in unwanted]
-        if left:
-            write_manifest(root / folder, left)
+    for folder, entries in manifests_over(root, names).items():
+        if left := [entry for entry, name in entries if name is None]:
+            write_manifest(folder, left)
         else:
-            (root / folder / MANIFEST).unlink()
+            (folder / MANIFEST).unlink()

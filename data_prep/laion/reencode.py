@@ -1,6 +1,6 @@
 """Makes plain upright JPEGs of pictures that other readers would show wrong: EXIF rotation, kept or lost, and 16 bits.
 
-    changed = reencode(Path("/data/set"), "00000.tar")     # 12 samples; the other ones keep every byte
+    changed = reencode(Path("/data/set/00000.tar"))     # 12 samples; the other ones keep every byte
 
 Pillow as most readers use it, and OpenCLIP, show a picture without regard to its EXIF tag and 16 bits as white. A
 picture that img2dataset stored lying is turned by the tag in its JSON. One that it stored white is lost: only its
@@ -12,9 +12,8 @@ import json
 import os
 import stat
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +22,7 @@ from PIL import Image
 from data_prep import atomic
 from data_prep.errors import DataError
 from data_prep.laion import findings, renewed
+from data_prep.laion.manifests import manifests_over
 from data_prep.laion.pictures import lost_turn, own_turn
 from data_prep.laion.verify import Options, Result, verify
 from data_prep.pool import unordered
@@ -56,20 +56,34 @@ def repair(root: Path, result: Result, options: Options) -> Result:
     ]
     if not names:
         return result
-    with renewed.alone(root):
+    manifests = manifests_over(root, names)
+    places: dict[str, list[tuple[Path, str]]] = {name: [] for name in names}
+    for folder, entries in manifests.items():
+        for entry, name in entries:
+            if name is not None:
+                places[name].append((folder, entry.shard))
+    with renewed.alone(root, manifests):
         try:
-            for _ in unordered(partial(reencode, root), names, options.workers):
+            for _ in unordered(_reencode, [(root / name, places[name]) for name in names], options.workers):
                 pass
         finally:
-            renewed.record(root)
+            for folder in manifests:
+                renewed.record(folder)
     return verify(root, replace(options, again=False))
 
 
-def reencode(root: Path, name: str) -> int:
+def _reencode(job: tuple[Path, list[tuple[Path, str]]]) -> int:
+    return reencode(*job)
+
+
+def reencode(shard: Path, places: Sequence[tuple[Path, str]] = ()) -> int:
     """Write a shard anew with its wrong pictures as JPEG; the same shard gives the same bytes.
 
-    What its bytes will be stands in the log before they are in place. The mode stays; what a link leads to stays, too,
+    What its bytes will be stands in the logs before they are in place. The mode stays; what a link leads to stays, too,
     and the link becomes the new shard.
+
+    Args:
+        places: the folder of each manifest that names it, and its name there.
 
     Returns:
         The number of samples that changed. Their JSON says the new size, and "reencoded".
@@ -78,7 +92,6 @@ def reencode(root: Path, name: str) -> int:
         DataError: the tar is damaged; it stays as it is.
     """
     changed = 0
-    shard = root / name
     atomic.remove_left(shard)
     with atomic.writing(shard) as file:
         for group in _groups(shard):
@@ -91,7 +104,7 @@ def reencode(root: Path, name: str) -> int:
         file.write(bytes(2 * _BLOCK))
         file.flush()
         os.fchmod(file.fileno(), stat.S_IMODE(os.stat(shard).st_mode))
-        renewed.log(root, name, Path(file.name))
+        renewed.log(places, Path(file.name))
     return changed
 
 

@@ -1,67 +1,111 @@
 """Which shards were re-encoded, so that a kill in between leaves no manifest that names other bytes than are there.
 
-    with renewed.alone(root):
-        renewed.log(root, "00000.tar", temporary)      # before each shard is replaced
-        renewed.record(root)                           # at the end, or `finish` where it was killed
+    with renewed.alone(root, folders):             # of the manifests that name them
+        renewed.log([(folder, "00000.tar")], temporary)       # before a shard is replaced
+        renewed.record(folder)                     # at the end, or in `steady` where it was killed
 
-A manifest of many lines is not written anew for each shard: the log is a line a shard, and goes with `record`.
+A manifest of many lines is not written anew for each shard: the log beside it is a line a shard, until `record`. It
+goes with the manifest where that is copied, and every command that reads the manifest finds it.
 """
 
 import contextlib
 import json
 import os
-from contextlib import AbstractContextManager
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from data_prep import atomic
-from data_prep.manifest import MANIFEST, manifests_of, sha256_file, write_manifest
+from data_prep.laion.manifests import folders_over, read_named
+from data_prep.manifest import MANIFEST, ShardEntry, sha256_file, write_manifest
 
 LOG = ".data_prep.renewed.jsonl"
+_PURPOSE = "re-encoding or verifying shards of {}"
 
 
-def alone(root: Path) -> AbstractContextManager[None]:
-    """Hold the lock of re-encoding below `root`; DataError where another process does."""
-    return atomic.locked(root, f"re-encoding shards of {root}")
+@contextlib.contextmanager
+def alone(root: Path, folders: Iterable[Path]) -> Iterator[None]:
+    """Hold the locks for re-encoding shards below `root` that manifests in these folders name.
+
+    Raises:
+        DataError: another process re-encodes or verifies some of them.
+    """
+    with contextlib.ExitStack() as stack:
+        for folder in sorted({root.resolve(), *(folder.resolve() for folder in folders)}):
+            stack.enter_context(atomic.locked(folder, _PURPOSE.format(folder)))
+        yield
 
 
-def log(root: Path, name: str, written: Path) -> None:
-    """Append that the shard `name` is about to be replaced by the file `written`, and wait for the disk."""
-    line = {"shard": name, "sha256": sha256_file(written), "state": _state(written)}
-    with open(root / LOG, "ab") as file:  # a short line in one write: those of other workers do not mix with it
-        file.write(json.dumps(line).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    atomic.fsync(root)
-
-
-def finish(root: Path) -> None:
-    """Have the manifests name the shards that a killed process re-encoded as they are now; nothing where none was.
+@contextlib.contextmanager
+def steady(root: Path, names: Collection[str]) -> Iterator[None]:
+    """While the block runs nobody re-encodes what manifests say of these shards; what a kill left is recorded first.
 
     Raises:
         DataError: another process is re-encoding there now.
     """
-    if (root / LOG).exists():
-        with alone(root):
-            record(root)
+    folders = sorted({folder.resolve() for folder in folders_over(root, names)})
+    for folder in folders:
+        if (folder / LOG).exists():
+            with atomic.locked(folder, _PURPOSE.format(folder)):
+                record(folder)
+    with contextlib.ExitStack() as stack:
+        for folder in folders:
+            stack.enter_context(atomic.locked(folder, _PURPOSE.format(folder), shared=True))
+        yield
 
 
-def record(root: Path) -> None:
-    """Have the manifests name the bytes of every logged shard that is in place, and remove the log."""
-    new: dict[str, dict[str, Any]] = {}
-    for text in (root / LOG).read_bytes().splitlines() if (root / LOG).exists() else ():
-        with contextlib.suppress(ValueError, LookupError, TypeError, OSError):  # cut by a kill: it was not replaced
-            line = json.loads(text)
-            if line["state"] == _state(root / line["shard"]):
-                new[line["shard"]] = {"bytes": line["state"][0], "sha256": line["sha256"]}
-    for folder, entries in manifests_of(root, new).items():
-        atomic.remove_left(root / folder / MANIFEST)
-        write_manifest(root / folder, [replace(entry, **new.get(str(folder / entry.shard), {})) for entry in entries])
-    (root / LOG).unlink(missing_ok=True)
+def log(places: Sequence[tuple[Path, str]], written: Path) -> None:
+    """Append that a shard is about to be replaced by the file `written`, and wait for the disk.
+
+    Args:
+        places: the folder of each manifest that names it, and its name there.
+    """
+    size, mtime = _state(written)
+    digest = sha256_file(written) if places else ""
+    for folder, shard in places:
+        text = json.dumps({"shard": shard, "sha256": digest, "bytes": size, "mtime": mtime})
+        with open(folder / LOG, "ab") as file:  # a short line in one write: those of other workers do not mix with it
+            file.write(f"\n{zlib.crc32(text.encode()):08x} {text}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
+        atomic.fsync(folder)
 
 
-def _state(file: Path) -> list[int]:
+def record(folder: Path) -> None:
+    """Have a folder's manifest name the bytes of every logged shard that is in place, and remove the log."""
+    if not (folder / LOG).exists():
+        return
+    new = {line["shard"]: line for line in _lines(folder / LOG) if _in_place(folder / line["shard"], line)}
+    if new and (folder / MANIFEST).exists():
+        atomic.remove_left(folder / MANIFEST)
+        write_manifest(folder, [_renewed(entry, new.get(entry.shard)) for entry, _ in read_named(folder, {})])
+    (folder / LOG).unlink()
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """What the log says; a line that a kill cut, or that is damaged, is passed over: its shard was not replaced."""
+    for line in path.read_bytes().splitlines():
+        checksum, _, text = line.partition(b" ")
+        if checksum == b"%08x" % zlib.crc32(text):
+            yield json.loads(text)
+
+
+def _in_place(shard: Path, line: dict[str, Any]) -> bool:
+    """Whether a shard has the bytes that the log says; a copy need not keep the time, so its bytes are read."""
+    try:
+        size, mtime = _state(shard)
+        return size == line["bytes"] and (mtime == line["mtime"] or sha256_file(shard) == line["sha256"])
+    except OSError:
+        return False
+
+
+def _renewed(entry: ShardEntry, line: dict[str, Any] | None) -> ShardEntry:
+    return entry if line is None else replace(entry, bytes=line["bytes"], sha256=line["sha256"])
+
+
+def _state(file: Path) -> tuple[int, int]:
     """What stays of a file when it is renamed."""
     stat = os.stat(file)
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+    return stat.st_size, stat.st_mtime_ns

@@ -92,10 +92,14 @@ def verify(root: Path, options: Options, names: Sequence[str] | None = None) -> 
         DataError: no such folder, no shard, another process that verifies or re-encodes it, or a worker that was
             killed.
     """
-    renewed.finish(root)
     names = shards_under(root) if names is None else names
     if not names:
         raise DataError(f"{root} has no *.tar below it; name the folder of the shards, or download them first")
+    with renewed.steady(root, names):
+        return _verify(root, options, names)
+
+
+def _verify(root: Path, options: Options, names: Sequence[str]) -> Result:
     started = time.monotonic()
     with Journal(options.state or root) as journal:
         if options.again:
@@ -173,15 +177,17 @@ def _recorded(root: Path, names: Sequence[str], adopting: bool) -> dict[str, Sha
             entries |= {str(folder / entry.shard): entry for entry in parse_manifest(text, str(path))}
     if others := entries.keys() - set(names):
         real = {os.path.realpath(root / name): name for name in names}  # a folder may be linked from another one
-        for other in others:
+        for other in sorted(others):
             entry = entries.pop(other)
-            entries.setdefault(real.get(os.path.realpath(root / other), other), entry)
+            name = real.get(os.path.realpath(root / other), other)
+            entries[other if name in entries else name] = entry  # training would read one named twice twice
     return entries
 
 
 def _passed_over(root: Path, name: str) -> Verdict:
     """What the manifest names, and training would read, and is not among the shards."""
-    what = "hidden, put aside or no file" if os.path.lexists(root / name) else "missing"
+    there = os.path.lexists(root / name)
+    what = "hidden, put aside, no file or another name of one that is named too" if there else "missing"
     words = {findings.UNREADABLE: f"it is {what}, and the manifest names it"}
     return Verdict(Report(name, 0, [], 0.0, counts={findings.UNREADABLE: 1}, examples=words), words)
 

@@ -2,11 +2,13 @@
 
 import io
 import json
+import shutil
 import signal
 import stat
 import subprocess
 import sys
 import tarfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +74,7 @@ def far(image: Image.Image, other: Image.Image) -> float:
 def test_a_kept_tag(tmp_path: Path, turn: int) -> None:
     content = tagged(smooth(), turn)
     before = read(shard(tmp_path / "a.tar", content, width=48, height=32))
-    assert reencode(tmp_path, "a.tar") == 1
+    assert reencode(tmp_path / "a.tar") == 1
     after = read(tmp_path / "a.tar")
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
     found = Image.open(io.BytesIO(after[f"{KEY}.jpg"]))
@@ -91,10 +93,10 @@ def test_a_lost_tag(tmp_path: Path, turn: int) -> None:
     fields = {"width": 48, "height": 32, "exif": json.dumps({"Image Orientation": WORDS[turn - 1]})}
     shard(tmp_path / "a.tar", encoded(smooth(), quality=95), **fields)
     assert why.ROTATION_LOST in verify(tmp_path, ALONE).counts
-    assert reencode(tmp_path, "a.tar") == 1
+    assert reencode(tmp_path / "a.tar") == 1
     assert far(Image.open(io.BytesIO(read(tmp_path / "a.tar")[f"{KEY}.jpg"])), upright) < 3
     assert not verify(tmp_path, ALONE).counts
-    assert reencode(tmp_path, "a.tar") == 0
+    assert reencode(tmp_path / "a.tar") == 0
 
 
 def test_sixteen_bits(tmp_path: Path) -> None:
@@ -103,7 +105,7 @@ def test_sixteen_bits(tmp_path: Path) -> None:
     members = [pair for pair in samples(4) if not pair[0].startswith(KEY)]
     members += [(f"{KEY}.PNG", encoded(deep, "PNG")), (f"{KEY}.txt", b"grey")]
     write_tar(tmp_path / "a.tar", [pair for pair in members if "json" not in pair[0]])
-    assert reencode(tmp_path, "a.tar") == 1
+    assert reencode(tmp_path / "a.tar") == 1
     found = Image.open(io.BytesIO(read(tmp_path / "a.tar")[f"{KEY}.jpg"]))
     assert far(found.convert("L"), grey) < 3
     assert not verify(tmp_path, ALONE).unsound
@@ -111,13 +113,13 @@ def test_sixteen_bits(tmp_path: Path) -> None:
 
 def test_the_bytes_of_the_other_samples_stay_with_their_headers(tmp_path: Path) -> None:
     whole = shard(tmp_path / "a.tar", tagged(noise(1), 3)).read_bytes()
-    reencode(tmp_path, "a.tar")
+    reencode(tmp_path / "a.tar")
     first = (tmp_path / "a.tar").read_bytes()
     assert first.startswith(whole[: whole.index(f"{KEY}.jpg".encode())])
     last = whole[whole.index(b"000000002.jpg") :].rstrip(b"\0")
     assert first.rstrip(b"\0").endswith(last)
     shard(tmp_path / "a.tar", tagged(noise(1), 3))
-    reencode(tmp_path, "a.tar")
+    reencode(tmp_path / "a.tar")
     assert (tmp_path / "a.tar").read_bytes() == first
 
 
@@ -127,7 +129,7 @@ def test_the_mode_stays_and_what_a_link_leads_to(tmp_path: Path) -> None:
     before = theirs.read_bytes()
     (tmp_path / "ours").mkdir()
     (tmp_path / "ours/a.tar").symlink_to(theirs)
-    assert reencode(tmp_path / "ours", "a.tar") == 1
+    assert reencode(tmp_path / "ours/a.tar") == 1
     found = (tmp_path / "ours/a.tar").lstat()
     assert (stat.S_ISREG(found.st_mode), stat.S_IMODE(found.st_mode)) == (True, 0o640)
     assert theirs.read_bytes() == before
@@ -146,7 +148,7 @@ def test_headers_of_any_numbers(tmp_path: Path, fields: dict[str, str]) -> None:
             info = tarfile.TarInfo(name)
             info.size, info.pax_headers = len(content), fields
             tar.addfile(info, io.BytesIO(content))
-    assert reencode(tmp_path, "a.tar") == 1
+    assert reencode(tmp_path / "a.tar") == 1
     assert list(read(tmp_path / "a.tar")) == list(members)
     assert not verify(tmp_path, ALONE).counts
 
@@ -155,7 +157,7 @@ def test_long_names(tmp_path: Path) -> None:
     members = [(f"{'k' * 150}{name}", was) for name, was in samples(3) if "json" not in name]
     members[2] = (members[2][0], tagged(noise(1), 6))
     write_tar(tmp_path / "a.tar", members)
-    assert reencode(tmp_path, "a.tar") == 1
+    assert reencode(tmp_path / "a.tar") == 1
     assert list(read(tmp_path / "a.tar")) == [name for name, _ in members]
 
 
@@ -164,7 +166,7 @@ def test_a_damaged_shard_stays_as_it_is(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-5000])
     before = path.read_bytes()
     with pytest.raises(DataError, match="cut short"):
-        reencode(tmp_path, "a.tar")
+        reencode(tmp_path / "a.tar")
     assert path.read_bytes() == before
     assert main(["verify", str(tmp_path), "--workers", "1", "--reencode"]) == 1
     assert path.read_bytes() == before
@@ -236,7 +238,7 @@ def test_stopped_and_started_again(tmp_path: Path, when: str, number: int) -> No
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     shard(tmp_path / "a.tar", tagged(noise(1), 6))
-    with renewed.alone(tmp_path):
+    with renewed.alone(tmp_path, []):
         assert main(["verify", str(tmp_path), "--workers", "1", "--reencode"]) == 1
 
 
@@ -251,3 +253,64 @@ def test_a_manifest_that_names_a_missing_shard(tmp_path: Path, capsys: pytest.Ca
     entries = parse_manifest((tmp_path / MANIFEST).read_text(), MANIFEST)
     assert [entry.shard for entry in entries] == ["a.tar", "b.tar"]
     assert entries[0].sha256 == sha256_file(tmp_path / "a.tar")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("under", [".", "shards"])
+def test_stopped_below_or_above_and_verified_elsewhere(tmp_path: Path, under: str, number: int) -> None:
+    """The log stands beside the manifest, so that it does not matter which folder the commands are given."""
+    (tmp_path / "shards").mkdir()
+    for name in "abc":
+        shard(tmp_path / f"shards/{name}.tar", tagged(noise(ord(name)), 6))
+    for folder in (tmp_path, tmp_path / "shards"):  # one above, one beside
+        adopt(tmp_path / "shards", folder / MANIFEST, Options(workers=1, max_flawed=1.0), leave_out=False)
+    words = [sys.executable, "-c", STOPPED, tmp_path / under, "after", str(int(number))]
+    done = subprocess.run(words, cwd=Path(__file__).parents[3], capture_output=True, timeout=60, check=False)
+    assert done.returncode == (130 if number == signal.SIGINT else -number)
+    other = tmp_path if under == "shards" else tmp_path / "shards"
+    words = ["verify", str(other), "--workers", "1", "--quarantine", "--max-flawed", "1"]
+    assert main(words) == 0
+    for folder in (tmp_path, tmp_path / "shards"):
+        assert len(read_manifest(folder)) == 3
+        assert main(["check", str(folder), "--workers", "1"]) == 0
+        assert not (folder / renewed.LOG).exists()
+
+
+def test_manifests_above_and_through_links(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    shard(tmp_path / "a/0.tar", tagged(noise(1), 6))
+    write_tar(tmp_path / "a/1.tar", samples(4, 40))
+    adopt(tmp_path, tmp_path / MANIFEST, Options(workers=1, max_flawed=1.0), leave_out=False)
+    (tmp_path / "b").symlink_to("a")
+    (tmp_path / MANIFEST).write_text((tmp_path / MANIFEST).read_text().replace("a/0.tar", "b/0.tar"))
+    assert main(["verify", str(tmp_path / "a"), "--workers", "1", "--reencode"]) == 0
+    assert [entry.shard for entry in read_manifest(tmp_path)] == ["b/0.tar", "a/1.tar"]
+    assert main(["check", str(tmp_path), "--workers", "1"]) == 0
+    assert main(["verify", str(tmp_path), "--workers", "1"]) == 0
+    (tmp_path / MANIFEST).write_text((tmp_path / MANIFEST).read_text().replace("a/1.tar", "a/0.tar"))
+    assert main(["verify", str(tmp_path), "--workers", "1"]) == 1  # one file by two names
+
+
+def test_a_copy_with_its_log(tmp_path: Path) -> None:
+    """Made between a kill and the next verification, keeping times or not."""
+    (tmp_path / "set").mkdir()
+    for name in "abc":
+        shard(tmp_path / f"set/{name}.tar", tagged(noise(ord(name)), 6))
+    adopt(tmp_path / "set", tmp_path / "set" / MANIFEST, Options(workers=1, max_flawed=1.0), leave_out=False)
+    words = [sys.executable, "-c", STOPPED, tmp_path / "set", "after", str(int(signal.SIGKILL))]
+    subprocess.run(words, cwd=Path(__file__).parents[3], capture_output=True, timeout=60, check=False)
+    for copy in (shutil.copytree, partial(shutil.copytree, copy_function=shutil.copyfile)):
+        copy(tmp_path / "set", tmp_path / "copy")
+        words = ["verify", str(tmp_path / "copy"), "--workers", "1", "--quarantine", "--max-flawed", "1"]
+        assert main(words) == 0
+        assert len(read_manifest(tmp_path / "copy")) == 3
+        shutil.rmtree(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("damage", [b"[" * 100_000, b"\xff\xfe", b'deadbeef {"shard": "a.tar"}\n'])
+def test_a_damaged_log_is_passed_over(tmp_path: Path, damage: bytes) -> None:
+    write_tar(tmp_path / "a.tar", samples(4, 40))
+    adopt(tmp_path, tmp_path / MANIFEST, Options(workers=1), leave_out=False)
+    (tmp_path / renewed.LOG).write_bytes(damage)
+    assert main(["verify", str(tmp_path), "--workers", "1"]) == 0
+    assert not (tmp_path / renewed.LOG).exists()
