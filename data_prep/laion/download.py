@@ -10,29 +10,28 @@ touched again; a shard that img2dataset reports but that is not whole is removed
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
-from urllib.request import getproxies_environment
 
 from data_prep.errors import DataError
 from data_prep.laion.alone import alone
-from data_prep.laion.finished import SUFFIXES, UnfinishedError, check, discard, urls_of
+from data_prep.laion.finished import SUFFIXES, UnfinishedError, check, discard, refuse_lost, urls_of
 from data_prep.laion.group import Group, end_marked
 from data_prep.laion.http import Limits
 from data_prep.laion.layout import Part, check_disks, check_plan, later_files, read_parts
+from data_prep.laion.program import check_program, environment, warn_of_proxies
 from data_prep.laion.state import State
 from data_prep.laion.tally import Tally
 from data_prep.laion.watch import Bounds, DiskFullError, NothingComesError, Outcome, Watch, check_disk
 from data_prep.words import many
 
 AGENT = "img2dataset"  # the robot's name that owners know and address in their headers
-_ROOT = Path(__file__).resolve().parents[2]
 _KEPT = ("similarity", "nsfw", "license", "id")  # the plan's columns that go into each sample's json
 # Crops are taken from real pixels: no white borders are added (`border`), and nothing is enlarged, which would make
 # 38400 x 256 of 3000 x 20. 256 pixels, JPEG at 95, is how LAION-400M was made; a side under 16 shows nothing.
@@ -75,23 +74,29 @@ def download(output: Path, settings: Settings) -> dict[str, Any]:
 
     Raises:
         DataError: no plan, another download at work here, no img2dataset, a disk nearly full, folders on several
-            disks, no network, or a shard that did not get finished in `attempts` runs.
+            disks, collected shards that would be fetched again, no network, or a shard that did not get finished in
+            `attempts` runs.
     """
     parts = read_parts(output)
     later = later_files(parts)
     index, of = settings.part
     chosen = [part for part in parts if int(part.number) % of == index - 1]
-    _check_program(settings.python)
-    _warn_of_proxies()
+    check_program(settings.python)
+    warn_of_proxies()
     with alone(output):
         end_marked(_mark(output))
         state = State.read(output, settings.image_size)
+        for part in chosen:
+            with suppress(OSError):  # an emptied folder says no more than one that is gone
+                part.folder.rmdir()
         state.recall(chosen)
         tally = Tally(sum(part.shards for part in chosen), sum(part.rows for part in chosen))
         todo = [(part, missing) for part in chosen if (missing := _missing(part, state, tally))]
         state.write()
         if todo:
             check_disks(output)  # and not after days, when what came is to be moved
+        for part, _ in todo:
+            refuse_lost(part)
         failed = []
         for part, missing in todo:
             check_plan(part)
@@ -160,9 +165,7 @@ def _finish(
         check_disk(part.output, settings.bounds.disk_floor)
         watch = Watch(part, settings.bounds, tally)
         try:
-            with Group(
-                _command(part, later, settings), _environment(settings.python), log, _mark(part.output)
-            ) as group:
+            with Group(_command(part, later, settings), environment(settings.python), log, _mark(part.output)) as group:
                 outcome = watch.follow(group)
         except NothingComesError:
             watch.forget()
@@ -269,37 +272,5 @@ def _command(part: Part, later: Sequence[Path], settings: Settings) -> list[str]
     return [settings.python, "-m", "data_prep.laion.fetch", text]
 
 
-def _environment(python: str) -> dict[str, str]:
-    """Where this checkout's modules are, and for Spark the Python, also for the workers; a thread each in libraries."""
-    quiet = {"RAY_USAGE_STATS_ENABLED": "0"}  # which would tell others of the run
-    python = os.path.abspath(python) if os.sep in python else python
-    return {"PYSPARK_PYTHON": python, **os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1", **quiet}
-
-
 def _mark(output: Path) -> str:
     return f"download:{output.resolve()}"
-
-
-def _check_program(python: str) -> None:
-    """That `python` is there and has img2dataset."""
-    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('img2dataset') is None)"
-    try:
-        found = subprocess.run([python, "-c", code], capture_output=True, stdin=subprocess.DEVNULL).returncode == 0
-    except OSError as error:
-        raise DataError(f"{python} does not start ({error.strerror}); name another by --img2dataset-python") from None
-    if not found:
-        raise DataError(
-            f"{python} has no img2dataset; install it there (pip install 'img2dataset>=1.47', Python 3.11 or 3.12), or "
-            "name the Python of an environment that has it by --img2dataset-python"
-        )
-
-
-def _warn_of_proxies() -> None:
-    """Say so where the environment names proxies, which are not used (http.py says why)."""
-    if named := sorted(f"{kind}_proxy" for kind in getproxies_environment() if kind in ("http", "https", "all")):
-        print(
-            f"{' and '.join(named)} of the environment not used: pictures are fetched straight from public addresses, "
-            "so this machine must reach them itself",
-            file=sys.stderr,
-            flush=True,
-        )

@@ -101,6 +101,26 @@ def discard(part: Part, shard: int) -> None:
         part.file_of(shard, suffix).unlink(missing_ok=True)
 
 
+def refuse_lost(part: Part) -> None:
+    """That img2dataset will fetch nothing of a part that is collected: it fetches all shards without statistics.
+
+    Raises:
+        DataError: it would, and `collect` would refuse what came.
+    """
+    lost = [
+        part.collected(shard)
+        for shard in range(part.shards)
+        if part.collected(shard).is_file() and not part.file_of(shard, "_stats.json").exists()
+    ]
+    if lost:
+        named = " and ".join(map(str, lost)) if part.folder.is_dir() else part.collected_pattern
+        raise DataError(
+            f"part {part.name} is not whole, and {part.folder} has lost the statistics of {many(len(lost), 'shard')} "
+            f"that came, so img2dataset would fetch what is there again; put them back, or remove {named} too: then "
+            "the same command downloads them anew"
+        )
+
+
 def _check_rows(table: list[dict[str, Any]], urls: Sequence[str], part: Part, shard: int) -> None:
     """Each planned row once, with its own address."""
     if len(table) != len(urls):

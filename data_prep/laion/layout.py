@@ -64,6 +64,11 @@ class Part:
         """Where the shard's tar lies once it is verified."""
         return self.output / collected_as(f"{PARTS}/{self.name}/{shard:05d}.tar")
 
+    @property
+    def collected_pattern(self) -> Path:
+        """The names of all its collected shards, for a shell."""
+        return self.output / collected_as(f"{PARTS}/{self.name}/*.tar")
+
 
 def read_parts(output: Path) -> list[Part]:
     """The parts of the plan under `output`, then those of retries.

@@ -55,10 +55,9 @@ def _failed_rows(part: Part, later: list[Path]) -> dict[int, str]:
         except UnfinishedError as error:
             tar = part.collected(shard)
             if tar.exists() and not part.folder.is_dir():
-                tars = tar.with_name(f"{tar.name.rpartition('-')[0]}-*.tar")
                 raise DataError(
-                    f"{part.folder} is gone, with the tables that say which of its rows failed; remove {tars} too, and "
-                    "python -m data_prep run downloads this part anew"
+                    f"{part.folder} is gone, with the tables that say which of its rows failed; remove "
+                    f"{part.collected_pattern} too, and python -m data_prep run downloads this part anew"
                 ) from None
             if tar.exists() or part.file_of(shard, ".parquet").exists():
                 advice = "python -m data_prep run puts this shard aside and makes it again"

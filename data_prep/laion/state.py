@@ -47,17 +47,22 @@ class State:
         return self.parts.setdefault(part.name, {})
 
     def recall(self, parts: Sequence[Part]) -> None:
-        """Take from the manifest what came of collected shards whose folder in parts/ is gone, as is their record here.
+        """Take from the manifest what came of collected shards whose files in parts/ are gone, as is their record here.
 
         Raises:
             DataError: the manifest does not say it either, so that they would be downloaded once more.
         """
-        lost = [part for part in parts if not self.of(part) and not part.folder.is_dir()]
+        lost = [
+            (part, shard)
+            for part in parts
+            for shard in range(part.shards)
+            if f"{shard:05d}" not in self.of(part)
+            and part.collected(shard).is_file()
+            and not all(part.file_of(shard, suffix).exists() for suffix in (".parquet", "_stats.json"))
+        ]
         entries = read_collected(self.path.parent) if lost else {}
-        for part in lost:
-            for shard in range(part.shards):
-                if part.collected(shard).is_file():
-                    self.of(part)[f"{shard:05d}"] = self._recalled(part, shard, entries)
+        for part, shard in lost:
+            self.of(part)[f"{shard:05d}"] = self._recalled(part, shard, entries)
 
     def _recalled(self, part: Part, shard: int, entries: Mapping[str, ShardEntry]) -> dict[str, Any]:
         """A shard's record from its line in the manifest."""
@@ -67,8 +72,8 @@ class State:
             if sum(reasons.values()) == len(part.rows_of(shard)):
                 return {"bytes": entry.bytes, "rows": sum(reasons.values()), "reasons": reasons}
         raise DataError(
-            f"{tar} is there, but nothing says what came of its rows: {part.folder}, {self.path} and its line in "
-            f"{MANIFEST} are gone; put one of them back, or move the shard away to download it anew"
+            f"{tar} is there, but nothing says what came of its rows: its table in {part.folder}, {self.path} and its "
+            f"line in {MANIFEST} are gone; put one of them back, or move the shard away to download it anew"
         )
 
     def write(self) -> None:

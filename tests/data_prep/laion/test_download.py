@@ -33,6 +33,7 @@ from data_prep.laion.collect import collect
 from data_prep.laion.columns import parse_columns
 from data_prep.laion.download import Settings, download
 from data_prep.laion.http import Limits
+from data_prep.laion.layout import Part, read_parts
 from data_prep.laion.plan import Shape, plan
 from data_prep.laion.retry import plan_retry
 from data_prep.laion.rules import Settings as Rules
@@ -226,6 +227,62 @@ def test_a_shard_made_again_leaves_to_a_retry_what_that_has(
     record = stats(output, seed=0, workers=1)
     assert (record["reasons"], record["rows_to_come"]) == ({"success": 20}, 0)
     assert plan_retry(output) == 0
+
+
+def collected(output: Path, settings: Settings) -> Part:
+    """The only part of a plan, downloaded and collected."""
+    download(output, settings)
+    assert not collect(output, Options(workers=1)).unsound
+    [part] = read_parts(output)
+    return part
+
+
+@pytest.mark.parametrize("lost", ["a shard", "a shard and download.json", "the bytes of a shard"])
+def test_a_part_whose_folder_is_gone_is_refused_before_collected_shards_are_fetched_again(
+    tmp_path: Path, server: MisbehavingServer, settings: Settings, lost: str
+) -> None:
+    """Img2dataset would fetch all of it for the one shard that is missing, and does once what is advised is done."""
+    paths = [f"/{kind}/{place}" for place in range(15) for kind in ("good", "404")]
+    output = make_plan(tmp_path, server, paths, shard_size=10, parts=1)
+    part, asked = collected(output, settings), server.log.total()
+    shutil.rmtree(part.folder)
+    if lost == "the bytes of a shard":
+        with open(part.collected(1), "r+b") as tar:
+            tar.write(bytes(1000))
+        assert len(collect(output, Options(workers=1)).unsound) == 1
+    else:
+        part.collected(1).unlink()
+    if lost == "a shard and download.json":
+        (output / "download.json").unlink()
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"lost the statistics of 2 shards.*remove \S+/00000-\*\.tar too") as caught:
+            download(output, settings)
+    assert server.log.total() == asked
+    pattern = Path(re.findall(r"remove (\S+)", str(caught.value))[0])
+    for tar in pattern.parent.glob(pattern.name):
+        tar.unlink()
+    assert download(output, settings)["reasons"] == {"success": 15, "HTTP 404": 15}
+    collect(output, Options(workers=1))  # the manifest named what was removed
+    assert not collect(output, Options(workers=1)).unsound
+    assert set(samples(output)) == {path for path in paths if expected(path)}
+    assert server.log.total() == 2 * asked
+
+
+def test_a_collected_shard_whose_table_and_record_are_gone_is_made_again_alone(
+    tmp_path: Path, server: MisbehavingServer, settings: Settings
+) -> None:
+    paths = [f"/good/{place}" for place in range(30)]
+    output = make_plan(tmp_path, server, paths, shard_size=10, parts=1)
+    part = collected(output, settings)
+    (output / "download.json").unlink()
+    part.file_of(1, ".parquet").unlink()
+    part.file_of(1, "_stats.json").unlink()
+    assert download(output, settings)["reasons"] == {"success": 30}
+    assert len(collect(output, Options(workers=1)).unsound) == 1
+    assert server.log.total() == 30
+    collected(output, settings)
+    assert set(samples(output)) == set(paths)
+    assert server.log == {path: 2 if 10 <= place < 20 else 1 for place, path in enumerate(paths)}
 
 
 def test_parts_of_two_machines_are_put_together_by_copying(

@@ -20,6 +20,7 @@ from data_prep.laion import download
 from data_prep.laion.columns import parse_columns
 from data_prep.laion.layout import read_parts
 from data_prep.laion.plan import Shape, plan
+from data_prep.laion.program import environment
 from data_prep.laion.rules import Settings
 from data_prep.laion.state import State
 from data_prep.laion.tally import Tally, shares
@@ -94,7 +95,7 @@ def test_proxies_of_the_environment_are_named_and_not_used(
     def stop(output: Path) -> None:
         raise StoppedError
 
-    monkeypatch.setattr(download, "_check_program", lambda python: None)
+    monkeypatch.setattr(download, "check_program", lambda python: None)
     monkeypatch.setattr(download, "alone", stop)
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
@@ -112,10 +113,10 @@ def test_proxies_of_the_environment_are_named_and_not_used(
 def test_workers_of_spark_run_the_python_that_has_img2dataset(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would take "python3" of the path, unless its user names another."""
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
-    assert download._environment("python3.11")["PYSPARK_PYTHON"] == "python3.11"
-    assert download._environment("venv/bin/python")["PYSPARK_PYTHON"] == str(Path("venv/bin/python").absolute())
+    assert environment("python3.11")["PYSPARK_PYTHON"] == "python3.11"
+    assert environment("venv/bin/python")["PYSPARK_PYTHON"] == str(Path("venv/bin/python").absolute())
     monkeypatch.setenv("PYSPARK_PYTHON", "/on/every/worker/python")
-    assert download._environment("venv/bin/python")["PYSPARK_PYTHON"] == "/on/every/worker/python"
+    assert environment("venv/bin/python")["PYSPARK_PYTHON"] == "/on/every/worker/python"
 
 
 @pytest.mark.parametrize("name", ["shards", "parts", "quarantine", "parts/00000"])
@@ -126,7 +127,7 @@ def test_folders_on_another_disk_are_refused_before_anything_is_fetched(
     elsewhere = Path("/dev/shm")
     if not elsewhere.is_dir() or elsewhere.stat().st_dev == output.stat().st_dev:
         pytest.skip("there is no second disk")
-    monkeypatch.setattr(download, "_check_program", lambda python: None)
+    monkeypatch.setattr(download, "check_program", lambda python: None)
     with tempfile.TemporaryDirectory(dir=elsewhere) as other:
         (output / name).parent.mkdir(exist_ok=True)
         (output / name).symlink_to(other)
@@ -147,12 +148,15 @@ def test_a_folder_is_no_collected_shard(output: Path) -> None:
 
 
 @pytest.mark.parametrize("came", [{"success": 1}, {"HTTP 404": 1}])
+@pytest.mark.parametrize("emptied", [False, True])
 def test_collected_shards_of_which_only_the_manifest_tells_are_not_downloaded_again(
-    output: Path, monkeypatch: pytest.MonkeyPatch, came: dict[str, int]
+    output: Path, monkeypatch: pytest.MonkeyPatch, came: dict[str, int], emptied: bool
 ) -> None:
-    """parts/ and download.json are both gone."""
-    monkeypatch.setattr(download, "_check_program", lambda python: None)
+    """The part's folder, or what was in it, and download.json are both gone."""
+    monkeypatch.setattr(download, "check_program", lambda python: None)
     [part] = read_parts(output)
+    if emptied:
+        part.folder.mkdir(parents=True)
     part.collected(0).parent.mkdir()
     part.collected(0).write_bytes(bytes(10_240))
     with pytest.raises(DataError, match=r"00000-00000.tar is there, but nothing says what came of its rows"):
