@@ -49,12 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _main(argv)
         finally:  # what was printed before an error or --help's end, too
-            sys.stdout.flush()
+            if sys.stdout is not None:  # as it is where the shell closed it (`>&-`)
+                sys.stdout.flush()
     except KeyboardInterrupt:
         print(_INTERRUPTED, file=sys.stderr)
         return 130
     except BrokenPipeError:  # as `| head` ends: nobody is there to be told
-        for stream in (sys.stdout, sys.stderr):
+        for stream in filter(None, (sys.stdout, sys.stderr)):
             try:
                 stream.flush()
             except BrokenPipeError:  # Python flushes it once more at exit

@@ -145,6 +145,21 @@ def test_a_reader_that_went_away_is_told_nothing(tmp_path: Path, words: list[str
     assert re.sub("(verify|error): .*\n", "", done.stderr) == ""
 
 
+@pytest.mark.parametrize(("words", "code"), [("--help", 0), ("check nothing", 1)])
+def test_an_output_that_is_closed_is_no_error(words: str, code: int) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -m data_prep {words} >&-', sys.executable],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code
+    assert re.match("(usage|error): ", done.stderr)  # argparse has its help go there then
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_while_modules_are_imported(tmp_path: Path, number: int) -> None:
     """The first of them that is imported late sends it."""
