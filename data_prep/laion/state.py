@@ -33,7 +33,7 @@ class State:
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
             made, parts = int(record["image_size"]), _whole(record["parts"])
-        except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
             made, parts = image_size, {}  # then the shards are compared again
         if made != image_size:
             raise DataError(

@@ -10,6 +10,7 @@ from data_prep.errors import DataError
 from data_prep.laion.state import STATE, State
 
 GOOD = {"00000": {"00001": {"bytes": 10_240, "rows": 3, "reasons": {"success": 2, "HTTP 404": 1}}}}
+INFINITE = '{"image_size": 1e999, "parts": {}}'
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
@@ -37,7 +38,9 @@ def test_records_of_another_shape_are_none(tmp_path: Path, parts: Any) -> None:
     assert not any(State.read(tmp_path, 256).parts.values())
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000, '{"image_size": null, "parts": {}}', "\udcff"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "[" * 100_000, '{"image_size": null, "parts": {}}', "\udcff", INFINITE]
+)
 def test_what_is_no_record_at_all_is_passed_over(tmp_path: Path, text: str) -> None:
     (tmp_path / STATE).write_text(text, errors="surrogateescape")
     assert State.read(tmp_path, 512).parts == {}
