@@ -247,10 +247,15 @@ def _csv_records(path: Path) -> Iterator[tuple[list[str], int]]:
                     yield record, data.tell()
                 begins = reader.line_num + 1
         except csv.Error as error:
-            what = "a quote in the row that begins there is not closed, or text follows one that is"
+            what = (
+                "a quote in the row that begins there is not closed, or something follows one that is: a blank, or "
+                'text after a quote that was written \\" and not ""'
+            )
+            advice = 'write quotes within a field as "" and nothing behind the closing one, or leave the file out'
             if "field limit" in str(error) and reader.line_num == begins:
                 what = f"a field of more than {_MOST_BYTES >> 20} MB"
-            raise DataError(f"{path} line {begins}: {what} ({error}); correct it, or leave the file out") from None
+                advice = "correct it, or leave the file out"
+            raise DataError(f"{path} line {begins}: {what} ({error}); {advice}") from None
 
 
 def _json_objects(path: Path) -> Iterator[tuple[dict[str, Any] | None, int]]:

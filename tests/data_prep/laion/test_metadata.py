@@ -163,6 +163,15 @@ def test_a_quote_left_open_is_told_with_its_line(
         columns_of(path)
 
 
+@pytest.mark.parametrize("field", ['"a \\"quoted\\" word"', '"a caption" '])
+def test_other_writings_of_quotes_are_told(tmp_path: Path, field: str) -> None:
+    """Escaped by a backslash, as some data bases write them, and with a blank behind the closing one."""
+    path = tmp_path / "a.csv"
+    path.write_text(f"url,caption\nhttp://a.example/1,{field}\n")
+    with pytest.raises(DataError, match=r'line 2: .* a blank, or .* written \\" and not "".*; write quotes .* as ""'):
+        columns_of(path)
+
+
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])
 def test_a_field_that_is_too_long_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
     monkeypatch.setattr(module, "_MOST_BYTES", 2 << 20)
