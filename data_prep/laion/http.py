@@ -26,6 +26,7 @@ from data_prep.laion.robots import opted_out
 
 _PIECE = 1 << 16
 _GZIP = b"\x1f\x8b"  # with which no picture begins
+_MOST_MEMBERS = 16  # of a gzip, which parallel packers write; for each one what follows is copied
 _AGENT = "Mozilla/5.0 (X11; Ubuntu; Linux x86_64; rv:72.0) Gecko/20100101 Firefox/72.0 (compatible; {}; +{})"
 _ABOUT = "https://github.com/rom1504/img2dataset"  # where the program that a server's owner sees is explained
 
@@ -258,13 +259,22 @@ def _unpacked(data: bytes, most: int) -> bytes:
     """The body, which some servers pack by gzip though nobody asked; what their headers say of it is often wrong."""
     if not data.startswith(_GZIP):
         return data
-    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
-    try:
-        picture = unpacker.decompress(data, most)
-    except zlib.error:
-        return data  # which is no picture either; the decoder says so
-    if not unpacker.eof:
-        raise FetchError("too large" if len(picture) == most else "cut short")
+    picture, rest = b"", data
+    for _ in range(_MOST_MEMBERS):
+        if not rest.startswith(_GZIP):
+            break  # bytes behind the last member say nothing
+        unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+        try:
+            picture += unpacker.decompress(rest, most + 1 - len(picture))
+        except zlib.error:
+            return data  # which is no picture either; the decoder says so
+        if len(picture) > most:
+            raise FetchError("too large")
+        if not unpacker.eof:
+            raise FetchError("cut short")
+        rest = unpacker.unused_data
+    if not picture:
+        raise FetchError("empty")
     return picture
 
 

@@ -23,7 +23,7 @@ def get(url: str, limits: Limits = HERE, timeout: float = 0.5) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "kind", ["good", "moved", "slow", "informed", "gzip", "gzip-unsaid", "said-gzip", "slow-trailer"]
+    "kind", ["good", "moved", "slow", "informed", "gzip", "gzip-unsaid", "said-gzip", "gzip-members", "slow-trailer"]
 )
 def test_a_picture_comes_whole(server: MisbehavingServer, kind: str) -> None:
     assert get(server.url(f"/{kind}/1")) == jpeg(1)
@@ -53,7 +53,9 @@ def test_a_proxy_of_the_environment_is_not_used(server: MisbehavingServer, monke
         ("/truncated/1", "cut short"),
         ("/empty/1", "empty"),
         ("/gzip-cut/1", "cut short"),
+        ("/gzip-empty/1", "empty"),
         ("/gzip-bomb/1", "too large"),
+        ("/gzip-bomb-last/1", "too large"),
         ("/long/1", "too large"),
         ("/endless/1", "too large"),
         ("/loop/1", "redirects"),
