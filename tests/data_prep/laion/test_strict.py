@@ -60,6 +60,9 @@ def start_of_scan(data: bytes) -> int:
         pytest.param(
             lambda data: data[: start_of_scan(data) + 11] + bytes(3) + data[start_of_scan(data) + 14 :], id="SOS"
         ),
+        pytest.param(lambda data: data.replace(b"\xff\xdb", bytes(14) + b"\xff\xdb"), id="bytes-before-tables"),
+        pytest.param(lambda data: data.replace(b"\xff\xc0", b"\0\0\xff\xc0"), id="bytes-before-the-frame"),
+        pytest.param(lambda data: data.replace(b"\xff\xda", b"\0\xff\xda"), id="bytes-before-the-scan"),
     ],
 )
 def test_oddities_of_whole_pictures(change: Callable[[bytes], bytes]) -> None:
@@ -94,6 +97,13 @@ DAMAGE: dict[str, Callable[[bytes, int], bytes]] = {
 }
 
 
+def test_bytes_between_the_scans() -> None:
+    for seed in range(8):
+        whole = encoded(like_a_photograph(seed), quality=85, progressive=True)
+        last = start_of_scan(whole)
+        assert decode_strictly(whole[:last] + b"\0\0" + whole[last:]) is None  # Pillow is to decode it
+
+
 def is_found(data: bytes) -> bool:
     found = Found()
     check_sample("a", {"jpg": data, "txt": b"a caption"}, found, 3.0)
@@ -108,3 +118,19 @@ def test_damage_is_found(kind: str, options: dict[str, Any]) -> None:
     assert not any(map(is_found, pictures))
     missed = sum(not is_found(DAMAGE[kind](data, len(data) // 3)) for data in pictures)
     assert missed <= (0 if kind.startswith("cut") else 6)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda data: data.replace(b"JFIF\0\1\1", b"JFIF\0\2\1"),
+        lambda data: data.replace(b"\xff\xdb", b"\0\0\xff\xdb"),
+    ],
+    ids=["version", "bytes-before-tables"],
+)
+def test_an_oddity_hides_no_damage(odd: Callable[[bytes], bytes]) -> None:
+    for kind in ("cut, and an end", "taken out"):
+        damaged = [DAMAGE[kind](encoded(like_a_photograph(seed)), 6000) for seed in range(10)]
+        assert all(odd(data) != data for data in damaged)
+        assert [is_found(odd(data)) for data in damaged] == [is_found(data) for data in damaged]
+        assert sum(map(is_found, damaged)) >= 8
