@@ -56,6 +56,7 @@ GIVEN = (
     "informed",
     "gzip",
     "gzip-unsaid",
+    "gzip-members",
     "said-gzip",
     "slow-trailer",
 )
