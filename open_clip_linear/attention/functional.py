@@ -34,8 +34,8 @@ def linear_attention(
     """Attention of linear cost: q, k, v (B, H, N, D) of one float dtype and any strides → (B, H, N, D) in it.
 
     Differentiable once, by the backward pass alone: second derivatives and `torch.func` (grad, jvp) are the composed
-    backend's. Sums over tokens are in float32, of float64 inputs in float64. Under autocast the inputs are brought to its
-    dtype first, as scaled dot-product attention does.
+    backend's. Sums over tokens are in float32, of float64 inputs in float64. Under autocast the inputs are brought to
+    its dtype first, as scaled dot-product attention does.
 
     Args:
         kind: "eq4", "eq7" (equations 4 and 7 of arXiv 2604.10064, q and k L2-normalised per head) or "inline"
