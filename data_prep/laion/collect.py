@@ -24,7 +24,7 @@ from data_prep.laion.layout import check_disks, read_collected, read_parts
 from data_prep.laion.names import PARTS, SHARDS, collected_as, downloaded_as
 from data_prep.laion.plan import FOLDER, PLAN
 from data_prep.laion.quarantine import set_aside
-from data_prep.laion.shard import Report, state_of
+from data_prep.laion.shard import Report, refuse_changed, state_of
 from data_prep.laion.verify import Options, Result, shards_under, verify
 from data_prep.manifest import MANIFEST, ShardEntry, write_manifest
 
@@ -139,8 +139,7 @@ def _move(root: Path, report: Report, name: str) -> Report:
     source, target = root / report.name, root / name
     if target.exists():
         raise DataError(f"{source} was downloaded again though {target} is there; remove one of them")
-    if state_of(source) != report.seen[0]:
-        raise DataError(f"{source} was written to while it was verified; end what does that and run the same again")
+    refuse_changed(root, report)
     os.rename(source, target)
     return replace(report, name=name, seen=[state_of(target), *report.seen[1:]])
 

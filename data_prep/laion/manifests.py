@@ -30,15 +30,23 @@ def manifests_over(root: Path, names: Collection[str]) -> dict[Path, Named]:
         DataError: one is damaged.
     """
     real = {os.path.realpath(root / name): name for name in names}
-    found = {folder: read_named(folder, real) for folder in folders_over(root, names)}
-    return {folder: entries for folder, entries in found.items() if any(name for _, name in entries)}
+    found: dict[Path, Named] = {}
+    for folder in folders_over(root, names):
+        entries = [(entry, real.get(os.path.realpath(folder / entry.shard))) for entry in entries_in(folder)]
+        if any(name for _, name in entries):
+            found[folder] = entries
+    return found
 
 
-def read_named(folder: Path, real: dict[str, str]) -> Named:
-    """A manifest's entries; `real` has the shards' names by what their paths lead to."""
+def entries_in(folder: Path) -> list[ShardEntry]:
+    """A folder's manifest as it is written; the shards are not looked at.
+
+    Raises:
+        DataError: it is damaged.
+    """
     path = folder / MANIFEST
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise DataError(f"{path} is not UTF-8 text; remove it and make it again") from None
-    return [(entry, real.get(os.path.realpath(folder / entry.shard))) for entry in parse_manifest(text, str(path))]
+    return parse_manifest(text, str(path))

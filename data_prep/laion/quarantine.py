@@ -18,7 +18,7 @@ from data_prep.errors import DataError
 from data_prep.laion.findings import printable
 from data_prep.laion.manifests import manifests_over
 from data_prep.laion.names import PARTS, QUARANTINE, SHARDS, downloaded_as
-from data_prep.laion.shard import state_of
+from data_prep.laion.shard import refuse_changed
 from data_prep.laion.verify import Verdict
 from data_prep.manifest import MANIFEST, write_manifest
 
@@ -34,9 +34,7 @@ def set_aside(root: Path, verdicts: Sequence[Verdict]) -> None:
     """
     for verdict in verdicts:
         _refuse_elsewhere(root, verdict.report.name)
-        if verdict.report.seen and state_of(root / verdict.report.name) != verdict.report.seen[0]:
-            shard = printable(str(root / verdict.report.name))
-            raise DataError(f"{shard} was written to while it was verified; end what does that and run the same again")
+        refuse_changed(root, verdict.report)
     leave_out(root, [verdict.report.name for verdict in verdicts])
     for verdict in verdicts:
         _move(root, verdict)

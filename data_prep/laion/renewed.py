@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep import atomic
-from data_prep.laion.manifests import folders_over, read_named
+from data_prep.laion.manifests import entries_in, folders_over
 from data_prep.manifest import MANIFEST, ShardEntry, sha256_file, write_manifest
 
 LOG = ".data_prep.renewed.jsonl"
@@ -80,7 +80,7 @@ def record(folder: Path) -> None:
     new = {line["shard"]: line for line in _lines(folder / LOG) if _in_place(folder / line["shard"], line)}
     if new and (folder / MANIFEST).exists():
         atomic.remove_left(folder / MANIFEST)
-        write_manifest(folder, [_renewed(entry, new.get(entry.shard)) for entry, _ in read_named(folder, {})])
+        write_manifest(folder, [_renewed(entry, new.get(entry.shard)) for entry in entries_in(folder)])
     (folder / LOG).unlink()
 
 

@@ -69,6 +69,13 @@ def state_of(file: Path) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
+def refuse_changed(root: Path, report: Report) -> None:
+    """Raise DataError where a shard was written to since it was looked at; one that is not there was not looked at."""
+    if report.seen and state_of(root / report.name) != report.seen[0]:
+        shard = findings.printable(str(root / report.name))
+        raise DataError(f"{shard} was written to while it was verified; end what does that and run the same again")
+
+
 def check_shard(job: Job) -> tuple[Report, np.ndarray]:
     """Read the shard once for its SHA-256 and once for its samples. Whatever is wrong is told in the report.
 

@@ -19,10 +19,11 @@ from data_prep.errors import DataError
 from data_prep.laion import findings, renewed
 from data_prep.laion.duplicates import in_earlier
 from data_prep.laion.journal import Journal
+from data_prep.laion.manifests import entries_in
 from data_prep.laion.names import QUARANTINE, SHARDS
 from data_prep.laion.ours import is_manifest
 from data_prep.laion.shard import Job, Report, check_shard, look
-from data_prep.manifest import MANIFEST, ShardEntry, parse_manifest
+from data_prep.manifest import MANIFEST, ShardEntry
 from data_prep.pool import default_workers, unordered
 from data_prep.progress import progress
 
@@ -170,11 +171,7 @@ def _recorded(root: Path, names: Sequence[str], adopting: bool) -> dict[str, Sha
     for folder in {parent for name in names for parent in Path(name).parents}:
         path = root / folder / MANIFEST
         if path.is_file() and (not adopting or is_manifest(path)):
-            try:
-                text = path.read_text(encoding="utf-8")
-            except UnicodeDecodeError:
-                raise DataError(f"{path} is not UTF-8 text; remove it and make it again") from None
-            entries |= {str(folder / entry.shard): entry for entry in parse_manifest(text, str(path))}
+            entries |= {str(folder / entry.shard): entry for entry in entries_in(root / folder)}
     if others := entries.keys() - set(names):
         real = {os.path.realpath(root / name): name for name in names}  # a folder may be linked from another one
         for other in sorted(others):

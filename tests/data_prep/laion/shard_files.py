@@ -12,7 +12,9 @@ import pyarrow
 import pyarrow.parquet
 from PIL import Image
 
-from data_prep.laion.verify import Result, as_json
+from data_prep.laion.verify import Options, Result, as_json, verify
+
+ALONE = Options(workers=1)
 
 Members = list[tuple[str, bytes]]
 
@@ -115,3 +117,8 @@ def parts(root: Path, count: int = 6) -> Path:
 def found(result: Result) -> object:
     """All but the speed."""
     return {key: value for key, value in as_json(result).items() if key != "read"}
+
+
+def reasons(folder: Path, options: Options = ALONE) -> set[str]:
+    """What speaks against the shards of a folder."""
+    return {reason for verdict in verify(folder, options).unsound for reason in verdict.against}

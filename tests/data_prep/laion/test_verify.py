@@ -26,6 +26,7 @@ from shard_files import (
     meta,
     noise,
     parts,
+    reasons,
     samples,
     tampered,
     write_record,
@@ -38,16 +39,10 @@ from data_prep.laion import findings as why
 from data_prep.laion.duplicates import in_earlier
 from data_prep.laion.journal import LINES
 from data_prep.laion.verify import Options, as_json, shards_under, verify
-from data_prep.manifest import ShardEntry, sha256_file, write_manifest
 
 ALONE = Options(workers=1)
 KEYS = [f"{number:09d}" for number in range(4)]
 ROTATED = json.dumps({"Image Orientation": "Rotated 90 CW"})
-
-
-def reasons(folder: Path, options: Options = ALONE) -> set[str]:
-    """What speaks against the shards of a folder."""
-    return {reason for verdict in verify(folder, options).unsound for reason in verdict.against}
 
 
 def member(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
@@ -314,43 +309,6 @@ def test_a_shard_of_ours_without_its_record(tmp_path: Path, record: str, content
         (tmp_path / "parts/00000" / record).write_bytes(whole)
     (tmp_path / "parts/00000").rename(tmp_path / "elsewhere")
     assert not reasons(tmp_path)
-
-
-def test_what_a_manifest_recorded(tmp_path: Path) -> None:
-    shard = write_tar(tmp_path / "a.tar", GOOD)
-    write_manifest(tmp_path, [ShardEntry("a.tar", shard.stat().st_size, "0" * 64, 5)])
-    assert reasons(tmp_path) == {why.OTHER_BYTES, why.COUNT}
-
-
-def test_what_a_manifest_above_recorded_and_is_missing(tmp_path: Path) -> None:
-    shard = write_tar(tmp_path / "a/b/0.tar", GOOD)
-    size = shard.stat().st_size
-    names = ("a/b/0.tar", "a/1.tar")
-    write_manifest(tmp_path, [ShardEntry(name, size, sha256_file(shard), 4) for name in names])
-    unsound = verify(tmp_path, ALONE).unsound
-    assert [(verdict.report.name, list(verdict.against)) for verdict in unsound] == [("a/1.tar", [why.UNREADABLE])]
-
-
-@pytest.mark.parametrize("place", ["1.tar/x", ".1.tar", "quarantine/1.tar"])
-def test_what_a_manifest_names_and_nobody_looks_at(tmp_path: Path, place: str) -> None:
-    write_tar(tmp_path / "0.tar", GOOD)
-    shard = write_tar(tmp_path / place, samples(4, 10))
-    named = place.removesuffix("/x")
-    entry = ShardEntry(named, shard.stat().st_size, sha256_file(shard), 4)
-    write_manifest(tmp_path, [entry])
-    (verdict,) = verify(tmp_path, ALONE).unsound
-    assert (verdict.report.name, verdict.against.keys()) == (named, {why.UNREADABLE})
-
-
-@pytest.mark.parametrize("change", [b"", b"x"])
-def test_a_manifest_that_names_a_shard_by_another_way(tmp_path: Path, change: bytes) -> None:
-    """A set may have links to its own folders; each shard is looked at once."""
-    shard = write_tar(tmp_path / "a/0.tar", GOOD)
-    (tmp_path / "b").symlink_to("a")
-    known = {str(folder / "0.tar") for folder in (Path("a"), Path("b"))} - set(shards_under(tmp_path))
-    write_manifest(tmp_path, [ShardEntry(known.pop(), shard.stat().st_size, sha256_file(shard), 4)])
-    shard.write_bytes(shard.read_bytes() + 512 * change)
-    assert (why.OTHER_BYTES in reasons(tmp_path)) == bool(change)
 
 
 def test_shares(tmp_path: Path) -> None:
