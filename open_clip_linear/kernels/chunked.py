@@ -20,7 +20,7 @@ from torch import Tensor
 
 from open_clip_linear.kernels.form import MIN_DENOMINATOR, MIN_NORM, Form
 
-ROWS = 8192  # of D numbers in a chunk on a CPU: two megabytes of float32 at D = 64, and work for several threads
+ROWS = 4096  # of D numbers in a chunk on a CPU: one megabyte of float32 at D = 64, and work for several threads
 SHORT = 128  # tokens of a chunk below which fewer heads are taken at once
 MANY = 1 << 22  # rows of a chunk elsewhere, where a launch costs more than memory traffic
 
