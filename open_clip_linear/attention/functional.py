@@ -19,6 +19,12 @@ from open_clip_linear.kernels.form import SCALES
 from open_clip_linear.kernels.ops import affine_attention, affine_attention_packed
 
 BACKENDS = ("auto", "operator", "composed")
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+ELSEWHERE = {  # what is asked for here, and where it is
+    "softmax": "; softmax is torch.nn.functional.scaled_dot_product_attention",
+    "sema": "; sema needs a patch grid: a tower has it, chosen by block_type in the model config",
+    "learned": '; the learned gain is the towers\': multiply the output of scale="mean" by one number a head',
+}
 
 
 def linear_attention(
@@ -47,9 +53,10 @@ def linear_attention(
             step by autograd), or "auto": the operator where there is one, and in ONNX, which has none, the composed.
 
     Raises:
+        TypeError: q, k or v is no tensor.
         ValueError: an unknown kind, scale or backend, tensors that do not fit, or a form the backend has not.
     """
-    _check(kind, scale, backend, causal, {"q": q, "k": k, "v": v})
+    _check(kind, scale, backend, causal, q, k, v)
     chosen = scale or SCALES[kind][0]
     q, k, v = _autocast(q, k, v)
     with no_autocast(q.device.type):
@@ -65,10 +72,12 @@ def linear_attention_qkvpacked(
 
     Arguments and errors are those of `linear_attention`.
     """
+    if not isinstance(qkv, Tensor):
+        raise TypeError(f"qkv must be a tensor, found {type(qkv).__name__}")
     if qkv.ndim != 5 or qkv.shape[2] != 3:
         raise ValueError(f"qkv must be (B, N, 3, H, D), found {tuple(qkv.shape)}")
     q, k, v = qkv.permute(2, 0, 3, 1, 4)
-    _check(kind, scale, backend, causal, {"q": q, "k": k, "v": v})
+    _check(kind, scale, backend, causal, q, k, v)
     if _by_composed(backend, causal):
         return linear_attention(q, k, v, kind=kind, scale=scale, causal=causal, backend=backend).transpose(1, 2)
     (qkv,) = _autocast(qkv)
@@ -95,24 +104,27 @@ def _autocast(*tensors: Tensor) -> list[Tensor]:
     return [t if t.dtype == torch.float64 else t.to(torch.get_autocast_dtype(device)) for t in tensors]
 
 
-def _check(kind: str, scale: str | None, backend: str, causal: bool, tensors: dict[str, Tensor]) -> None:
-    """Raise ValueError for what `linear_attention` does not take."""
+def _check(kind: str, scale: str | None, backend: str, causal: bool, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise TypeError or ValueError for what `linear_attention` does not take."""
     if kind not in SCALES:
-        raise ValueError(f"kind must be one of {', '.join(SCALES)}, found {kind!r}")
+        raise ValueError(f"kind must be one of {', '.join(SCALES)}, found {kind!r}{ELSEWHERE.get(kind, '')}")
     if scale is not None and scale not in SCALES[kind]:
-        raise ValueError(f"{kind}: scale must be one of {', '.join(SCALES[kind])}, found {scale!r}")
+        where = ELSEWHERE.get(scale, "")
+        raise ValueError(f"{kind}: scale must be one of {', '.join(SCALES[kind])}, found {scale!r}{where}")
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, found {backend!r}")
     if causal and backend == "operator":
         raise ValueError('the operator has no causal form; give backend="auto" or "composed"')
-    q = tensors["q"]
-    for name, t in tensors.items():
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(t, Tensor):
+            raise TypeError(f"{name} must be a tensor, found {type(t).__name__}")
         if t.ndim != 4 or t.shape != q.shape or 0 in t.shape[1:]:
             raise ValueError(
                 f"q, k, v must be (B, H, N, D) of one shape, of which B alone may be 0, found {name} {tuple(t.shape)}"
             )
-        if not t.is_floating_point() or t.dtype != q.dtype or t.device != q.device:
+        if t.dtype not in DTYPES or t.dtype != q.dtype or t.device != q.device:
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
             raise ValueError(
-                f"q, k, v must be of one float dtype on one device, found {name} {t.dtype} on {t.device} beside "
+                f"q, k, v must be of one dtype ({known}) on one device, found {name} {t.dtype} on {t.device} beside "
                 f"{q.dtype} on {q.device}"
             )

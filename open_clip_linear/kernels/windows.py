@@ -23,7 +23,16 @@ from open_clip_linear.kernels.chunked import ROWS, add_product, widen
 
 
 def window_attention(q: Tensor, k: Tensor, v: Tensor, *, grid: tuple[int, int], prefix: int, window: int) -> Tensor:
-    """q, k, v (B, H, N, D) of one float dtype, N = prefix + the grid's patches → (B, N, H, D) in it."""
+    """q, k, v (B, H, N, D) of one float dtype, N = prefix + the grid's patches → (B, N, H, D) in it.
+
+    Raises:
+        ValueError: a window, grid or prefix that cannot be, or that is of another number of tokens.
+    """
+    if window < 1 or prefix < 0 or min(grid) < 1 or q.shape[2] != prefix + grid[0] * grid[1]:
+        raise ValueError(
+            f"{q.shape[2]} tokens cannot be {prefix} and a grid of {grid[0]}x{grid[1]} patches in windows of {window}: "
+            "give a window and a grid of at least 1, and their number of tokens"
+        )
     return torch.ops.open_clip_linear.windows(q, k, v, *grid, prefix, window)
 
 

@@ -84,3 +84,18 @@ def test_the_module_takes_it_and_equals_the_composed_form():
     assert torch.allclose(module.attend_packed(qkv, None), composed)
     with pytest.raises(ValueError, match=r"built for 31 tokens \(1 \+ 6x5 patches\) but got 30"):
         module.attend_packed(qkv[:, :30], None)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"grid": (3, 3), "prefix": 1, "window": 0},
+        {"grid": (3, 3), "prefix": 0, "window": 2},
+        {"grid": (9, 0), "prefix": 10, "window": 2},
+        {"grid": (11, 1), "prefix": -1, "window": 2},
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(sizes):
+    q, k, v = inputs((1, 1, 10, 4))
+    with pytest.raises(ValueError, match="10 tokens cannot be"):
+        window_attention(q, k, v, **sizes)

@@ -42,12 +42,21 @@ def test_what_does_not_fit_is_refused() -> None:
         ({"k": k[:, :, :3]}, r"of one shape, of which B alone may be 0, found k \(1, 2, 3, 4\)"),
         ({"q": q[:, :, :0], "k": k[:, :, :0], "v": v[:, :, :0]}, "B alone may be 0"),
         ({"v": v.double()}, "found v torch.float64 on cpu beside torch.float32"),
-        ({"q": q.long(), "k": k.long(), "v": v.long()}, "one float dtype"),
+        ({"q": q.long(), "k": k.long(), "v": v.long()}, r"one dtype \(float16, bfloat16, float32, float64\)"),
+        (dict.fromkeys("qkv", q.to(torch.float8_e4m3fn)), "found q torch.float8_e4m3fn on cpu"),
+        (dict.fromkeys("qkv", q.to(torch.complex64)), "found q torch.complex64 on cpu"),
+        ({"kind": "sema"}, "found 'sema'; sema needs a patch grid: a tower has it, chosen by block_type"),
+        ({"kind": "softmax"}, "found 'softmax'; softmax is torch.nn.functional.scaled_dot_product_attention"),
+        ({"scale": "learned"}, "found 'learned'; the learned gain is the towers'"),
     ):
         with pytest.raises(ValueError, match=message):
             linear_attention(**({"q": q, "k": k, "v": v, "kind": "eq7"} | change))
     with pytest.raises(ValueError, match=r"qkv must be \(B, N, 3, H, D\), found \(1, 2, 5, 4\)"):
         linear_attention_qkvpacked(q, kind="eq7")
+    with pytest.raises(TypeError, match="k must be a tensor, found ndarray"):
+        linear_attention(q, k.numpy(), v, kind="eq7")
+    with pytest.raises(TypeError, match="qkv must be a tensor, found list"):
+        linear_attention_qkvpacked(q.tolist(), kind="eq7")
 
 
 def test_autocast_decides_the_dtype() -> None:
