@@ -5,8 +5,9 @@
 Values and gradients are compared with the same form in float64 on the CPU, at odd lengths and every head dimension,
 from packed and from separate tensors, few heads (the split kernels) and many (the fused ones); anything off ends with
 exit code 1. Then the bytes that the kernels move (4 units of N·D·H forward, 9 backward) over the time, beside a plain
-copy of as many; the fused kernels beside the split ones where both can run; and for SEMA's windows PyTorch's SDPA
-beside batched products with a softmax between them, each first compared with float64. `benchmarks/gpu.sh` runs this
+copy of as many; the fused kernels beside the split ones where both can run; and for SEMA's windows PyTorch's SDPA, also
+on tokens that stand window by window, beside batched products with a softmax between them, each first compared with
+float64. `benchmarks/gpu.sh` runs this
 and `evaluate speed`.
 """
 
@@ -166,14 +167,23 @@ def ways_through_windows(device: str, window: int, side: int, samples: int) -> l
     """For each dtype: microseconds of each way's forward and backward pass together, with 12 heads a sample."""
     lines = []
     for dtype in BOUNDS:
-        shape = (samples, 12, side, side, 64)
-        qkv = [torch.randn(shape, device=device, dtype=dtype).requires_grad_() for _ in range(3)]
-        cotangent = torch.randn(shape, device=device, dtype=dtype)
+        rows = torch.randn(4, samples, 12, side * side, 64, device=device, dtype=dtype).unbind()
 
-        def work(kernel: str, qkv: list[Tensor] = qkv, cotangent: Tensor = cotangent) -> object:
-            return torch.autograd.grad(in_windows(*qkv, kernel=kernel, window=window), qkv, cotangent)
+        def work(kernel: str, grid: tuple[int, int], rows: tuple[Tensor, ...] = rows) -> object:
+            *qkv, cotangent = (t.unflatten(2, grid) for t in rows)
+            leaves = [t.requires_grad_() for t in qkv]
+            return torch.autograd.grad(in_windows(*leaves, kernel=kernel, window=window), leaves, cotangent)
 
-        times = interleaved({kernel: partial(work, kernel) for kernel in WINDOW_KERNELS}, device, budget=1.0)
+        times = interleaved(
+            {
+                "SDPA": partial(work, "SDPA", (side, side)),
+                # In a grid one window wide each window's tokens follow one another.
+                "SDPA window by window": partial(work, "SDPA", (side * side // window, window)),
+                "matmul": partial(work, "matmul", (side, side)),
+            },
+            device,
+            budget=1.0,
+        )
         name = str(dtype).removeprefix("torch.")
         lines.append(f"sema window={window} grid={side}x{side} B={samples} H=12 {name}: {compared(times)}")
     return lines

@@ -49,7 +49,7 @@ def check_writable(path: Path, option: str = "--output", keep: Sequence[Path | N
     if path.suffix.lower() in (*IMG_EXTENSIONS, ".tar"):
         raise RefusedError(f"{option} {path} has the name of data. Give a name like {path.with_suffix('.json')}.")
     if path.is_dir():
-        raise RefusedError(f"{option} {path} is a folder. Give a file name, for example {path / 'zero-shot.json'}.")
+        raise RefusedError(f"{option} {path} is a folder. Give a file name, for example {path / 'result.json'}.")
     if path.exists() and not is_ours(path):
         raise RefusedError(
             f"{option} {path} is there and was not written by `evaluate`. Remove it, or choose another name."
