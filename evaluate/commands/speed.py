@@ -38,6 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--longest-softmax", type=positive, default=16_385, metavar="N", help="longer is extrapolated as N² (16,385)"
     )
+    parser.add_argument(
+        "--compiled",
+        action="store_true",
+        help="compare with the same kind in plain PyTorch under torch.compile too, up to 16,385 tokens (it takes 8 and "
+        "more units of memory); compiles for seconds for each row, on a CPU with a C++ compiler",
+    )
     parser.add_argument("--threads", type=positive, default=1, help="of a CPU (default 1)")
     parser.add_argument("--model", nargs="+", default=[], metavar="NAME", help="measure their vision towers too")
     parser.add_argument(
@@ -75,6 +81,13 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
     for name in args.model:
         for size in args.image_size:
             towers.vision_config(name, size)
+    if args.compiled:
+        if lengths[0] > operators.LONGEST_COMPILED:
+            raise RefusedError(
+                f"--compiled: the compiled form is measured up to {operators.LONGEST_COMPILED} tokens, and --n begins "
+                f"at {lengths[0]}. Give a shorter length too, or leave --compiled out."
+            )
+        operators.check_compiler(device)
     torch.set_num_threads(args.threads)
     rounds = len(lengths) * len(dtypes) * 2
     budget = 2.0 if args.quick else 10.0
@@ -87,6 +100,7 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> None:
                 device,
                 heads=args.heads,
                 longest=args.longest_softmax,
+                with_compiled=args.compiled,
                 budget=budget,
                 advance=advance,
             )
@@ -128,22 +142,26 @@ def _chosen(option: str, given: Sequence[str] | None, known: Collection[str], de
 def shown(result: Mapping[str, Any]) -> str:
     """The tables for a terminal."""
     head = f"{'kind':<8}{'N':>9}{'dtype':>10} {'pass':<17}{'ratio':>9}{'range':>15}{'ms':>10}{'units':>7}{'error':>9}"
-    lines = [f"{head}{'softmax':>9}"]
+    beside_compiled = any(row["ratio_to_compiled"] is not None for row in result["rows"])
+    lines = [f"{head}{'softmax':>9}" + beside_compiled * f"{'compiled':>10}"]
     lines.append("-" * len(lines[0]))
     for row in result["rows"]:
         between = "" if row["ratio_range"] is None else "{:.2f}-{:.2f}".format(*row["ratio_range"])
         mark = "*" if (row["sdpa"] or "").startswith("extrapolated") else ""
         ratio = "" if row["ratio_to_sdpa"] is None else f"{row['ratio_to_sdpa']:.2f}{mark}"
+        compiled = "" if row["ratio_to_compiled"] is None else f"{row['ratio_to_compiled']:>10.2f}"
         own, theirs = ("" if row[error] is None else f"{row[error]:.1e}" for error in ("error", "sdpa_error"))
         lines.append(
             f"{row['kind']:<8}{row['n']:>9,}{row['dtype']:>10} {row['pass']:<17}{ratio:>9}{between:>15}"
-            f"{row['milliseconds']:>10.2f}{row['memory_units']:>7.2f}{own:>9}{theirs:>9}"
+            f"{row['milliseconds']:>10.2f}{row['memory_units']:>7.2f}{own:>9}{theirs:>9}{compiled}"
         )
     backends = ", ".join(dict.fromkeys(row["sdpa_backend"] for row in result["rows"]))
     threads = f", {result['threads']} thread" + "s" * (result["threads"] != 1) if result["threads"] else ""
     lines.append(
         f"{result['device']}{threads}; ratio: time of PyTorch's SDPA ({backends}) over the kind's; median, range"
     )
+    if beside_compiled:
+        lines.append("compiled: time of the same kind in plain PyTorch under torch.compile over the kind's")
     lines.append(
         "units: peak memory beyond the inputs in N·D·H numbers; errors: rms beside float64, of the worst gradient"
     )
@@ -154,7 +172,8 @@ def shown(result: Mapping[str, Any]) -> str:
         faster = "never faster here" if one["faster_from"] is None else f"faster from N = {one['faster_from']:.0f}"
         lines.append(f"{one['kind']} {one['dtype']} {one['pass']}: {faster}{exponent}")
     for row in result["towers"]:
-        share = "" if row["share_of_gain"] is None else f", {100 * row['share_of_gain']:.0f} % of what there is to gain"
+        gains = row["share_of_gain"] is not None and row["share_of_gain"] > 0
+        share = f", {100 * row['share_of_gain']:.0f} % of what there is to gain" if gains else ""
         lines.append(
             f"{row['model']} at {row['image_size']} px: {row['ratio_to_softmax']:.2f} times softmax's speed "
             f"({row['ratio_range'][0]:.2f}-{row['ratio_range'][1]:.2f}), without attention {row['ceiling']:.2f}{share}"

@@ -23,6 +23,7 @@ SCALES = {"eq7": "mean", "eq4": "one", "inline": "mean"}
 KINDS = (*SCALES, "sema")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PASSES = ("forward", "forward_backward")
+LONGEST_COMPILED = 16_385  # tokens: beyond, the eight units and more that it takes are too much
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,31 @@ def exact(kind: str, n: int) -> Attend:
     if kind == "sema":
         return partial(sema_attention, layout=_layout(n))
     return partial(linear_attention, kind=kind, scale=SCALES[kind], backend="composed")
+
+
+def compiled(kind: str, n: int) -> Attend:
+    """What a user has without the operators: the kind in plain PyTorch under torch.compile, for these shapes alone.
+
+    A graph that breaks, or one more than torch.compile makes of the same code, is an error and not a figure of
+    uncompiled code.
+    """
+    return torch.compile(exact(kind, n), fullgraph=True, dynamic=False)
+
+
+def check_compiler(device: str) -> None:
+    """Raises RefusedError where torch.compile cannot make code for the device, or is switched off."""
+    traced = torch.compile(lambda x: x + float(torch.compiler.is_compiling()), fullgraph=True, dynamic=False)
+    try:
+        reason = (
+            "" if traced(torch.zeros(8, device=device)).all() else "it is switched off, perhaps by TORCHDYNAMO_DISABLE"
+        )
+    except RuntimeError as error:
+        reason = str(error).strip().partition("\n")[0]
+    if reason:
+        raise RefusedError(
+            f"--compiled: torch.compile does not work here ({reason}). On a CPU it needs a C++ compiler: install g++ "
+            "or name one in CXX. Or leave --compiled out."
+        )
 
 
 def _layout(n: int) -> VisionLayout:

@@ -4,7 +4,7 @@
     summary = summarise(rows)
 
 Softmax is measured in the same rounds up to `longest` tokens; beyond, its time is that of the longest measured length
-grown as N², and the row says so.
+grown as N², and the row says so. The compiled composed form is measured where it is asked for, up to LONGEST_COMPILED.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ import torch
 
 from evaluate.speed.errors import error_of
 from evaluate.speed.memory import memory_units
-from evaluate.speed.operators import PASSES, Case, attend, inputs, sdpa_backend, work
+from evaluate.speed.operators import LONGEST_COMPILED, PASSES, Case, attend, compiled, inputs, sdpa_backend, work
 from evaluate.speed.timing import Times, interleaved
 
 LONG, LONGER = 16_385, 1_000_000  # tokens from which half the heads, and one head, are measured
@@ -35,6 +35,7 @@ def measure(
     *,
     heads: int,
     longest: int,
+    with_compiled: bool,
     budget: float,
     advance: Callable[[int], object],
 ) -> Iterator[dict[str, Any]]:
@@ -42,6 +43,7 @@ def measure(
 
     Args:
         longest: tokens up to which softmax is measured.
+        with_compiled: whether each kind is measured beside its composed form under torch.compile.
         budget: seconds for the rounds of one length, dtype and pass.
         advance: told of each length, dtype and pass that is done.
     """
@@ -53,7 +55,7 @@ def measure(
     before: tuple[int, float] | None = None  # the longest measured length of softmax, and its seconds a head
     for (dtype, step, n), cases in measured.items():
         base = replace(cases[0], kind="softmax", dtype=dtype)
-        times = _times([base, *cases] if n <= longest else cases, step, budget)
+        times = _times([base, *cases] if n <= longest else cases, step, with_compiled, budget)
         if n == lengths[0]:
             before = None
         if n <= longest:
@@ -63,10 +65,15 @@ def measure(
         advance(1)
 
 
-def _times(cases: Sequence[Case], step: str, budget: float) -> dict[str, Times]:
+def _times(cases: Sequence[Case], step: str, with_compiled: bool, budget: float) -> dict[str, Times]:
     tensors = inputs(cases[0], grad=step != "forward")
     cotangent = None if step == "forward" else torch.randn_like(tensors[0])
     works = {case.kind: work(attend(case.kind, case.n), tensors, cotangent) for case in cases}
+    if with_compiled and cases[0].n <= LONGEST_COMPILED:
+        torch.compiler.reset()  # else the graphs of each length add up to more than torch.compile makes of one code
+        for case in cases:
+            if case.kind != "softmax":
+                works[f"{case.kind} compiled"] = work(compiled(case.kind, case.n), tensors, cotangent)
     return interleaved(works, cases[0].device, budget)
 
 
@@ -81,6 +88,8 @@ def _row(
         n, seconds = before
         ratio = seconds * (case.n / n) ** 2 * case.heads / own.median
         source = f"extrapolated as N² from {n} tokens"
+    composed = times.get(f"{case.kind} compiled")
+    beside = None if composed is None else own.faster_than(composed)
     return {
         "kind": case.kind,
         "n": case.n,
@@ -90,6 +99,8 @@ def _row(
         "heads": case.heads,
         "ratio_to_sdpa": ratio,
         "ratio_range": None if low is None else [low, high],
+        "ratio_to_compiled": None if beside is None else beside[0],
+        "compiled_range": None if beside is None else list(beside[1:]),
         "sdpa": source,
         "sdpa_backend": sdpa_backend(case),
         "milliseconds": 1e3 * own.median,

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from evaluate.__main__ import main
 from evaluate.errors import RefusedError
 from evaluate.speed.errors import error_of
 from evaluate.speed.memory import memory_units
-from evaluate.speed.operators import Case, attend, exact, inputs
+from evaluate.speed.operators import Case, attend, check_compiler, exact, inputs
 from evaluate.speed.plot import draw
 from evaluate.speed.table import crossover, heads_at, summarise
 from evaluate.speed.timing import Times, interleaved
@@ -47,12 +48,53 @@ def test_towers_beside_softmax_and_beside_none(tmp_path: Path, capsys: pytest.Ca
     assert "tiny-emoji-eq7mean at 48 px" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_the_compiled_form_is_measured_beside_each_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Up to its longest length, in one graph for each kind, length and pass."""
+    words = ["--n", "17", "16386", "--heads", "1", "--quick", "--longest-softmax", "17", "--device", "cpu"]
+    counters.clear()
+    output = ["--output", str(tmp_path / "s.json")]
+    assert main(["speed", *output, *words, "--kinds", "eq7", "inline", "--compiled"]) == 0
+    assert counters["stats"]["unique_graphs"] == 1 + 2 * 2  # the check's, then two kinds' in two passes
+    for row in json.loads((tmp_path / "s.json").read_text())["rows"]:
+        if row["n"] == 17:
+            low, high = row["compiled_range"]
+            assert 0 < low <= row["ratio_to_compiled"] <= high
+        else:
+            assert row["ratio_to_compiled"] is row["compiled_range"] is None
+    table = capsys.readouterr().out
+    assert table.splitlines()[0].endswith("  compiled")
+    assert "compiled: time of the same kind in plain PyTorch under torch.compile over the kind's" in table
+
+
+def test_the_compiled_form_wants_a_compiler(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", "/nonexistent")  # where CXX is read to, once
+    monkeypatch.setattr("evaluate.speed.table.measure", None)
+    torch.compiler.reset()
+    words = ["--n", "17", "--kinds", "eq7", "--device", "cpu", "--compiled"]
+    assert main(["speed", "--output", str(tmp_path / "s.json"), *words]) == 1
+    message = capsys.readouterr().err
+    assert "--compiled: torch.compile does not work here" in message
+    assert "/nonexistent" in message
+    assert "install g++ or name one in CXX" in message
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_figure_of_uncompiled_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    with pytest.raises(RefusedError, match="it is switched off"):
+        check_compiler("cpu")
+
+
 def test_what_cannot_be_measured_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, message in (
         (["--kinds", "eq5"], "--kinds 'eq5' is not known. Known: eq7, eq4, inline, sema"),
         (["--dtype", "int8"], "--dtype 'int8' is not known"),
         (["--n", "100"], "for example 82 or 101 tokens"),
         (["--n", "50", "--longest-softmax", "17"], "Give at least the shortest, 50"),
+        (["--n", "16642", "--longest-softmax", "16642", "--compiled"], "up to 16385 tokens, and --n begins at 16642"),
         (["--model", "ViT-B-17"], "not a registered model"),
         (["--model", "RN50"], "no transformer of OpenCLIP's own"),
         (["--model", "ViT-B-16", "--image-size", "224", "4"], "--image-size 4: ViT-B-16's patches are larger, 16 px"),
