@@ -62,7 +62,7 @@ def _triton() -> ModuleType | None:
 
 def kernels_for(q: Tensor) -> ModuleType:
     """What computes on q's device: a module with `forward` and `backward`."""
-    if q.is_cuda and (found := _triton()) is not None:
+    if q.is_cuda and len(q) and (found := _triton()) is not None:  # a grid of nothing cannot be split
         if found.supported(q):
             return found
         _say_unsupported(q.dtype, q.shape[-1])

@@ -34,10 +34,10 @@ def _forward(
     q_ptr, k_ptr, v_ptr, gain_ptr, o_ptr, S_ptr, rows_ptr,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_n, H, N, a, c,
     D: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr, CENTRED: tl.constexpr,
-    DIVIDED: tl.constexpr, SIGNED: tl.constexpr, GAINED: tl.constexpr, MIN_NORM: tl.constexpr, MIN_D: tl.constexpr,
-    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    SHIFTED: tl.constexpr, DIVIDED: tl.constexpr, SIGNED: tl.constexpr, GAINED: tl.constexpr, MIN_NORM: tl.constexpr,
+    MIN_D: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One head. Centred, k̃ is k less the first key, for the sums' sake, and z the mean of that."""
+    """One head. Shifted, k̃ is k less the first key; z is the mean of k̃."""
     g = tl.program_id(0)
     columns = tl.arange(0, DP)
     k_base, v_base = tiles.base(k_ptr, g, H, k_b, k_h), tiles.base(v_ptr, g, H, v_b, v_h)
@@ -45,13 +45,13 @@ def _forward(
     m = tl.zeros((DP,), tl.float32)
     z = tl.zeros((DP,), tl.float32)
     first = tiles.first_row(k_base, columns, D)
-    for at in range(0, N, BLOCK):
+    for at in tl.range(0, N, BLOCK, num_stages=2):  # with the usual three, inline of bf16 spills two registers
         rows = at + tl.arange(0, BLOCK)
         keys = tiles.load(k_base, rows, columns, k_n, N, D)
         values = tiles.load(v_base, rows, columns, v_n, N, D)
         if UNIT:
             keys = keys * tiles.inverse_norm(keys, MIN_NORM)[:, None]
-        if CENTRED:
+        if SHIFTED:
             keys = tl.where(rows[:, None] < N, keys - first[None, :], 0.0)
         S = tiles.add_product(S, keys, values, OPERAND, PRECISION)
         m += tl.sum(values, 0)
@@ -79,8 +79,8 @@ def _backward(
     do_b, do_h, do_n, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n,
     dq_b, dq_h, dq_n, dk_b, dk_h, dk_n, dv_b, dv_h, dv_n, H, N, a, c,
     D: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr, CENTRED: tl.constexpr,
-    DIVIDED: tl.constexpr, SIGNED: tl.constexpr, GAINED: tl.constexpr, MIN_NORM: tl.constexpr, MIN_D: tl.constexpr,
-    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    SHIFTED: tl.constexpr, DIVIDED: tl.constexpr, SIGNED: tl.constexpr, GAINED: tl.constexpr, MIN_NORM: tl.constexpr,
+    MIN_D: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One head; the logarithm of its gain gets Σ do·o, zero where there is none."""
     g = tl.program_id(0)
@@ -122,8 +122,9 @@ def _backward(
     dm *= a * gain
     to_k = to_k / N
     if CENTRED:  # of values too: the keys' mean takes its share of every key's gradient
-        to_k = -tl.sum(dS * m[None, :], 1) / (a * N)
-        dm -= tl.sum(dS * z[:, None], 0)
+        seen = dS.to(OPERAND).to(tl.float32)  # as products see it
+        to_k = -tl.sum(seen * m[None, :], 1) / (a * N)
+        dm -= tl.sum(seen * z[:, None], 0)
     k_base, v_base = tiles.base(k_ptr, g, H, k_b, k_h), tiles.base(v_ptr, g, H, v_b, v_h)
     first = tiles.first_row(k_base, columns, D)
     dk_base, dv_base = tiles.base(dk_ptr, g, H, dk_b, dk_h), tiles.base(dv_ptr, g, H, dv_b, dv_h)
@@ -131,7 +132,7 @@ def _backward(
         rows = at + tl.arange(0, BLOCK)
         keys = tiles.load(k_base, rows, columns, k_n, N, D)
         values = tiles.load(v_base, rows, columns, v_n, N, D)
-        if CENTRED:
+        if SHIFTED:
             keys = keys - first[None, :]
         dk, dv = tiles.read_keys(keys, values, dS, dm, to_k, UNIT, MIN_NORM, OPERAND, PRECISION)
         tiles.store(dk_base, rows, columns, dk_n, N, D, dk)
@@ -146,7 +147,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, log_gain: Tensor | None, o: Tensor,
     _forward[B * H,](
         q, k, v, rows if log_gain is None else log_gain.contiguous(), o, S, rows,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *o.stride()[:3], H, N, form.a, form.c,
-        **tiles.constants(q, form), **tiles.denominator(form), CENTRED=form.centred, GAINED=log_gain is not None,
+        **tiles.constants(q, form), **tiles.denominator(form), CENTRED=form.centred,
+        SHIFTED=tiles.shifted(q, form), GAINED=log_gain is not None,
     )  # fmt: skip
     return S, rows
 
@@ -172,6 +174,7 @@ def backward(
         do, q, k, v, rows if log_gain is None else log_gain.contiguous(), S, rows, dq, dk, dv, dlog_gain,
         *do.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
         *dq.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], H, N, form.a, form.c,
-        **tiles.constants(q, form), **tiles.denominator(form), CENTRED=form.centred, GAINED=log_gain is not None,
+        **tiles.constants(q, form), **tiles.denominator(form), CENTRED=form.centred,
+        SHIFTED=tiles.shifted(q, form), GAINED=log_gain is not None,
     )  # fmt: skip
     return dlog_gain[0] if log_gain is None else dlog_gain.sum(0)

@@ -28,10 +28,10 @@ PLAIN = ["H", "N", "P", "span"]  # numbers whose value no kernel is compiled for
 @triton.jit(do_not_specialize=PLAIN)
 def _sum_tokens(
     k_ptr, v_ptr, S_ptr, rows_ptr, scale_ptr, weight_ptr, k_b, k_h, k_n, v_b, v_h, v_n, H, N, span, P,
-    D: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr, CENTRED: tl.constexpr,
+    D: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr, SHIFTED: tl.constexpr,
     WEIGHTED: tl.constexpr, MIN_NORM: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One split of one head: Σ k̃ᵀ v, Σ v and Σ k̃; centred, k̃ is k less the first key, for the sums' sake.
+    """One split of one head: Σ k̃ᵀ v, Σ v and Σ k̃, where k̃ may be shifted: k less the first key.
 
     WEIGHTED, each v is multiplied by its scale first, and the last is Σ weight·k̃.
     """
@@ -50,7 +50,7 @@ def _sum_tokens(
         values = tiles.load(v_base, rows, columns, v_n, end, D)
         if UNIT:
             keys = keys * tiles.inverse_norm(keys, MIN_NORM)[:, None]
-        if CENTRED:
+        if SHIFTED:
             keys = tl.where(rows[:, None] < end, keys - first[None, :], 0.0)
         if WEIGHTED:
             place = g.to(tl.int64) * N + rows
@@ -111,7 +111,7 @@ def _read_queries(
 def _read_keys(
     k_ptr, v_ptr, dk_ptr, dv_ptr, dS_ptr, drows_ptr,
     k_b, k_h, k_n, v_b, v_h, v_n, dk_b, dk_h, dk_n, dv_b, dv_h, dv_n, H, N,
-    D: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr, CENTRED: tl.constexpr,
+    D: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr, SHIFTED: tl.constexpr,
     MIN_NORM: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of one head; the two rows hold what is added to dv and to the gradient of k̃."""
@@ -121,7 +121,7 @@ def _read_keys(
     rows = tile * BLOCK + tl.arange(0, BLOCK)
     k_base = tiles.base(k_ptr, g, H, k_b, k_h)
     keys = tiles.load(k_base, rows, columns, k_n, N, D)
-    if CENTRED:
+    if SHIFTED:
         keys = keys - tiles.first_row(k_base, columns, D)[None, :]
     values = tiles.load(tiles.base(v_ptr, g, H, v_b, v_h), rows, columns, v_n, N, D)
     dS, to_v, to_k = tiles.load_state(dS_ptr, drows_ptr, g, columns, D)
@@ -138,7 +138,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, log_gain: Tensor | None, o: Tensor,
     S, rows = q.new_empty(B, H, parts, D, D, dtype=torch.float32), q.new_empty(B, H, parts, 2, D, dtype=torch.float32)
     _sum_tokens[B * H, parts](
         k, v, S, rows, rows, rows, *k.stride()[:3], *v.stride()[:3], H, N, span, parts,
-        **tiles.constants(q, form), CENTRED=form.centred, WEIGHTED=False,
+        **tiles.constants(q, form), SHIFTED=tiles.shifted(q, form), WEIGHTED=False,
     )  # fmt: skip
     S, rows = S.sum(2), rows.sum(2)
     m, z = rows.split(1, dim=2)
@@ -182,7 +182,7 @@ def backward(
     )  # fmt: skip
     _sum_tokens[B * H, parts](
         q, do, dS, drows, scale, weight, *q.stride()[:3], *do.stride()[:3], H, N, span, parts,
-        **tiles.constants(q, form), CENTRED=False, WEIGHTED=form.divided,
+        **tiles.constants(q, form), SHIFTED=False, WEIGHTED=form.divided,
     )  # fmt: skip
     dS, drows = dS.sum(2), drows.sum(2)
     dlog_gain = S.new_zeros(H)
@@ -197,12 +197,13 @@ def backward(
     dm *= form.a
     to_k *= float(form.divided) / N
     if form.centred:
-        to_k.copy_((m / (-form.a * N)) @ dS.mT)
-        dm -= z @ dS
+        seen = tiles.as_operand(dS, q)
+        to_k.copy_((m / (-form.a * N)) @ seen.mT)
+        dm -= z @ seen
     _read_keys[programs,](
         k, v, dk, dv, dS, drows,
         *k.stride()[:3], *v.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], H, N,
-        **tiles.constants(q, form), CENTRED=form.centred,
+        **tiles.constants(q, form), SHIFTED=tiles.shifted(q, form),
     )  # fmt: skip
     return dlog_gain
 

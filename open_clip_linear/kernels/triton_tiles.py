@@ -2,7 +2,8 @@
 
 Products of bf16 are in bf16, of fp16 in TF32 (which has its digits and float32's range: S may be large), of float32 in
 three of TF32, or one where PyTorch allows that; sums are in float32. N and the strides are plain arguments of every
-kernel: another length needs no compilation, and offsets are of 64 bits.
+kernel, and offsets are of 64 bits. Another length needs no compilation; Triton compiles anew where a stride is the
+first one that is no multiple of 16 or beyond 32 bits.
 
 Legend: g = b·H + h one head, N tokens, D head dimension (DP the next power of two), rows and columns indices of a tile.
 """
@@ -48,6 +49,19 @@ def constants(q: Tensor, form: Form) -> dict[str, object]:
     }
 
 
+def shifted(q: Tensor, form: Form) -> bool:
+    """Whether centred keys are taken less the first one, for the sake of sums and products of keys far from zero.
+
+    Not those of bf16: they are operands as they are, and less the first they would be rounded.
+    """
+    return form.centred and q.dtype != torch.bfloat16
+
+
+def as_operand(dS: Tensor, q: Tensor) -> Tensor:
+    """dS as products see it, for what is subtracted from them to cancel all of it."""
+    return dS.bfloat16().float() if q.dtype == torch.bfloat16 else dS
+
+
 def denominator(form: Form) -> dict[str, object]:
     """What kernels that divide are compiled for as well."""
     return {"DIVIDED": form.divided, "SIGNED": form.signed, "MIN_D": MIN_DENOMINATOR}
@@ -69,7 +83,7 @@ def load(start, rows, columns, stride_n, N, D: tl.constexpr):
 
 @triton.jit
 def first_row(start, columns, D: tl.constexpr):
-    """What centred keys are taken from, for the sake of sums and products of keys far from zero."""
+    """What shifted keys are taken from."""
     return tl.load(start + columns, mask=columns < D, other=0.0).to(tl.float32)
 
 

@@ -14,7 +14,9 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from open_clip_linear.kernels import triton_affine, triton_short, triton_split, triton_tiles
+from torch._subclasses import FakeTensorMode
+
+from open_clip_linear.kernels import chunked, ops, triton_affine, triton_short, triton_split, triton_tiles
 from open_clip_linear.kernels.form import form_of
 
 HERE = Path(__file__).parent
@@ -39,7 +41,7 @@ def script(name: str, kernels: str, **environment: str) -> Any:
 @pytest.mark.parametrize("kernels", ["split", "short"])
 def test_interpreted_kernels_equal_float64_and_stay_in_bounds(kernels: str) -> None:
     found = script("triton_interpreted.py", kernels, TRITON_INTERPRET="1")
-    assert len(found) == 5 * 6 * 2 + 6 + 1
+    assert len(found) == 5 * 6 * 2 + 6 + 1 + 1
     for row in found:
         bound = 2e-3 if "float16" in row["case"] else 5e-6
         if row["case"].startswith("(1, 1, 1, "):  # gradients of one token are sums of large terms that cancel
@@ -128,3 +130,12 @@ def test_grids_cover_every_row_once_within_what_cuda_takes(
             assert span % triton_tiles.tile_rows(q) == 0
         else:
             assert grid == ((B * H,) if name in SHORT else (B * H * tiles,))
+
+
+def test_an_empty_batch_launches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "_triton", lambda: triton_affine)
+    monkeypatch.setattr(triton_affine, "_room", lambda device: LITTLE)
+    with FakeTensorMode():
+        empty, one = (torch.empty(B, 2, 5, 64, dtype=torch.bfloat16, device="cuda") for B in (0, 1))
+        assert ops.kernels_for(empty) is chunked
+        assert ops.kernels_for(one) is triton_affine

@@ -75,7 +75,8 @@ for head, dtype, (kind, scale) in itertools.product((32, 64, 80, 96, 128), NAMES
         continue
     form = form_of(kind, scale, True, 197, head)
     constants = triton_tiles.constants(q, form) | triton_tiles.denominator(form)
-    constants |= {"CENTRED": form.centred, "WEIGHTED": form.divided, "GAINED": kind == "eq7"}
+    constants |= {"CENTRED": form.centred, "SHIFTED": triton_tiles.shifted(q, form)}
+    constants |= {"WEIGHTED": form.divided, "GAINED": kind == "eq7"}
     for name, arch in itertools.product(KERNELS[sys.argv[1]], (80, 90)):
         case = f"{name} D={head} {NAMES[dtype]} sm_{arch} {kind}"
         found[case] = takes(getattr(kernels, name), constants, NAMES[dtype], arch, kernels.PLAIN)
