@@ -143,7 +143,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, log_gain: Tensor | None, o: Tensor,
     S, rows = S.sum(2), rows.sum(2)
     m, z = rows.split(1, dim=2)
     if form.centred:
-        S -= z.mT @ (m / N)
+        S -= z.mT * (m / N)  # no product of PyTorch's, which may be in TF32
     S *= form.c
     m *= form.a
     z /= N
@@ -198,8 +198,8 @@ def backward(
     to_k *= float(form.divided) / N
     if form.centred:
         seen = tiles.as_operand(dS, q)
-        to_k.copy_((m / (-form.a * N)) @ seen.mT)
-        dm -= z @ seen
+        to_k.copy_((seen * (m / (-form.a * N))).sum(-1)[:, :, None])
+        dm -= (seen * z.mT).sum(-2, keepdim=True)
     _read_keys[programs,](
         k, v, dk, dv, dS, drows,
         *k.stride()[:3], *v.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], H, N,

@@ -1,9 +1,9 @@
 """What the Triton kernels do with one tile, a block of rows of one head, and what they are compiled for.
 
-Products of bf16 are in bf16, of fp16 in TF32 (which has its digits and float32's range: S may be large), of float32 in
-three of TF32, or one where PyTorch allows that; sums are in float32. N and the strides are plain arguments of every
-kernel, and offsets are of 64 bits. Another length needs no compilation; Triton compiles anew where a stride is the
-first one that is no multiple of 16 or beyond 32 bits.
+Products of bf16 are in bf16, of fp16 in TF32 (which has its digits and float32's range: S may be large; of what is no
+fp16 value the digits beyond are cut off), of float32 in three of TF32, or one where PyTorch allows that; sums are in
+float32. N and the strides are plain arguments of every kernel, and offsets are of 64 bits. Another length needs no
+compilation; Triton compiles anew where a stride is the first one that is 1, no multiple of 16, or beyond 32 bits.
 
 Legend: g = b·H + h one head, N tokens, D head dimension (DP the next power of two), rows and columns indices of a tile.
 """
@@ -52,9 +52,9 @@ def constants(q: Tensor, form: Form) -> dict[str, object]:
 def shifted(q: Tensor, form: Form) -> bool:
     """Whether centred keys are taken less the first one, for the sake of sums and products of keys far from zero.
 
-    Not those of bf16: they are operands as they are, and less the first they would be rounded.
+    Only those of float32: narrower ones are operands as they are, and less the first they would be rounded.
     """
-    return form.centred and q.dtype != torch.bfloat16
+    return form.centred and q.dtype == torch.float32
 
 
 def as_operand(dS: Tensor, q: Tensor) -> Tensor:
