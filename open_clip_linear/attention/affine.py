@@ -3,11 +3,10 @@
 from abc import abstractmethod
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from open_clip_linear.attention.base import Attention
-from open_clip_linear.kernels.ops import affine_attention_packed
+from open_clip_linear.kernels.ops import affine_attention_packed, without_operators
 
 
 class AffineAttention(Attention):
@@ -19,7 +18,6 @@ class AffineAttention(Attention):
         """What the operator is told: its keyword arguments."""
 
     def attend_packed(self, qkv_BN3HD: Tensor, valid_BN: Tensor | None) -> Tensor:
-        # ONNX has no such operator: there the tower is made of what `attend` is made of.
-        if self.layout.causal or valid_BN is not None or torch.onnx.is_in_onnx_export():
+        if self.layout.causal or valid_BN is not None or without_operators(qkv_BN3HD):
             return super().attend_packed(qkv_BN3HD, valid_BN)
         return affine_attention_packed(qkv_BN3HD, **self.fast)

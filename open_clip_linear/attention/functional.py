@@ -16,7 +16,7 @@ from open_clip_linear.attention.eq4 import eq4_attention
 from open_clip_linear.attention.eq7 import eq7_attention
 from open_clip_linear.attention.inline import inline_attention
 from open_clip_linear.kernels.form import SCALES
-from open_clip_linear.kernels.ops import affine_attention, affine_attention_packed
+from open_clip_linear.kernels.ops import affine_attention, affine_attention_packed, without_operators
 
 BACKENDS = ("auto", "operator", "composed")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -39,9 +39,9 @@ def linear_attention(
 ) -> Tensor:
     """Attention of linear cost: q, k, v (B, H, N, D) of one float dtype and any strides → (B, H, N, D) in it.
 
-    Differentiable once, by the backward pass alone: second derivatives and `torch.func` (grad, jvp) are the composed
-    backend's. Sums over tokens are in float32, of float64 inputs in float64. Under autocast the inputs are brought to
-    its dtype first, as scaled dot-product attention does.
+    The operators are differentiable once, by the backward pass alone; second derivatives and `torch.func.grad` are the
+    composed backend's. Sums over tokens are in float32, of float64 inputs in float64. Under autocast the inputs are
+    brought to its dtype first, as scaled dot-product attention does.
 
     Args:
         kind: "eq4", "eq7" (equations 4 and 7 of arXiv 2604.10064, q and k L2-normalised per head) or "inline"
@@ -50,17 +50,19 @@ def linear_attention(
             "half_n" (times half the number of keys); inline "mean".
         causal: row i sees keys n ≤ i; only the composed backend has that form.
         backend: "operator" (the forward and backward passes written by hand), "composed" (plain PyTorch, saved step by
-            step by autograd), or "auto": the operator where there is one, and in ONNX, which has none, the composed.
+            step by autograd), or "auto": the operator where there is one; in ONNX and for forward-mode derivatives
+            (`torch.func.jvp`), which have none, the composed.
 
     Raises:
         TypeError: q, k or v is no tensor.
         ValueError: an unknown kind, scale or backend, tensors that do not fit, or a form the backend has not.
     """
+    _check_tensors(q=q, k=k, v=v)
+    q, k, v = _autocast(q, k, v)
     _check(kind, scale, backend, causal, q, k, v)
     chosen = scale or SCALES[kind][0]
-    q, k, v = _autocast(q, k, v)
     with no_autocast(q.device.type):
-        if _by_composed(backend, causal):
+        if _by_composed(backend, causal, q, k, v):
             return composed(kind, chosen)(q, k, v, causal=causal)
         return affine_attention(q, k, v, kind=kind, scale=chosen)
 
@@ -72,21 +74,25 @@ def linear_attention_qkvpacked(
 
     Arguments and errors are those of `linear_attention`.
     """
-    if not isinstance(qkv, Tensor):
-        raise TypeError(f"qkv must be a tensor, found {type(qkv).__name__}")
+    _check_tensors(qkv=qkv)
     if qkv.ndim != 5 or qkv.shape[2] != 3:
         raise ValueError(f"qkv must be (B, N, 3, H, D), found {tuple(qkv.shape)}")
+    (qkv,) = _autocast(qkv)
     q, k, v = qkv.permute(2, 0, 3, 1, 4)
     _check(kind, scale, backend, causal, q, k, v)
-    if _by_composed(backend, causal):
+    if _by_composed(backend, causal, qkv):
         return linear_attention(q, k, v, kind=kind, scale=scale, causal=causal, backend=backend).transpose(1, 2)
-    (qkv,) = _autocast(qkv)
     with no_autocast(qkv.device.type):
         return affine_attention_packed(qkv, kind=kind, scale=scale or SCALES[kind][0])
 
 
-def _by_composed(backend: str, causal: bool) -> bool:
-    return causal or backend == "composed" or (backend == "auto" and torch.onnx.is_in_onnx_export())
+def _by_composed(backend: str, causal: bool, *tensors: Tensor) -> bool:
+    if causal or backend == "composed":
+        return True
+    without = without_operators(*tensors)
+    if without and backend == "operator":
+        raise ValueError('the operator has no form in ONNX nor forward-mode derivatives; give backend="auto"')
+    return without
 
 
 def composed(kind: str, scale: str) -> Callable[..., Tensor]:
@@ -104,8 +110,15 @@ def _autocast(*tensors: Tensor) -> list[Tensor]:
     return [t if t.dtype == torch.float64 else t.to(torch.get_autocast_dtype(device)) for t in tensors]
 
 
+def _check_tensors(**tensors: Tensor) -> None:
+    """Raise TypeError for what is no tensor."""
+    for name, t in tensors.items():
+        if not isinstance(t, Tensor):
+            raise TypeError(f"{name} must be a tensor, found {type(t).__name__}")
+
+
 def _check(kind: str, scale: str | None, backend: str, causal: bool, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise TypeError or ValueError for what `linear_attention` does not take."""
+    """Raise ValueError for what `linear_attention` does not take."""
     if kind not in SCALES:
         raise ValueError(f"kind must be one of {', '.join(SCALES)}, found {kind!r}{ELSEWHERE.get(kind, '')}")
     if scale is not None and scale not in SCALES[kind]:
@@ -116,8 +129,6 @@ def _check(kind: str, scale: str | None, backend: str, causal: bool, q: Tensor, 
     if causal and backend == "operator":
         raise ValueError('the operator has no causal form; give backend="auto" or "composed"')
     for name, t in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(t, Tensor):
-            raise TypeError(f"{name} must be a tensor, found {type(t).__name__}")
         if t.ndim != 4 or t.shape != q.shape or 0 in t.shape[1:]:
             raise ValueError(
                 f"q, k, v must be (B, H, N, D) of one shape, of which B alone may be 0, found {name} {tuple(t.shape)}"

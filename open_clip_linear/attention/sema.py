@@ -20,6 +20,7 @@ from open_clip_linear.attention.eq4 import eq4_attention
 from open_clip_linear.attention.eq7 import eq7_attention
 from open_clip_linear.attention.softmax import softmax_attention
 from open_clip_linear.attention.sums import count_seen, hide, sum_seen
+from open_clip_linear.kernels.ops import without_operators
 from open_clip_linear.kernels.windows import spans, window_attention
 
 LOCAL_KERNELS: dict[str, Callable[..., Tensor]] = {
@@ -138,8 +139,8 @@ class Sema(Attention):
 
     def attend_packed(self, qkv_BN3HD: Tensor, valid_BN: Tensor | None) -> Tensor:
         layout = self.layout
-        # Elsewhere PyTorch's fused kernels on whole windows are faster than many small products. ONNX has no operator.
-        here = qkv_BN3HD.device.type == "cpu" and not torch.onnx.is_in_onnx_export()
+        # Elsewhere PyTorch's fused kernels on whole windows are faster than many small products.
+        here = qkv_BN3HD.device.type == "cpu" and not without_operators(qkv_BN3HD)
         if not here or not isinstance(layout, VisionLayout) or self.local != "softmax":
             return super().attend_packed(qkv_BN3HD, valid_BN)
         check_tokens(layout, qkv_BN3HD.shape[1])

@@ -16,12 +16,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 from torch.utils.flop_counter import register_flop_formula
 
 from open_clip_linear.kernels import chunked
 from open_clip_linear.kernels.form import form_of
 
 SWITCH = "OPEN_CLIP_LINEAR_TRITON"
+
+
+def without_operators(*tensors: Tensor) -> bool:
+    """Whether something is asked for that no operator of this package has: ONNX, or forward-mode derivatives.
+
+    Those would be zero without a word: PyTorch calls an operator's autograd for inputs that require gradients alone.
+    """
+    if torch.onnx.is_in_onnx_export():
+        return True
+    return not torch.compiler.is_compiling() and any(unpack_dual(t).tangent is not None for t in tensors)
 
 
 def affine_attention(

@@ -71,6 +71,43 @@ def test_autocast_decides_the_dtype() -> None:
     assert q.grad.dtype == torch.float32
 
 
+def test_autocast_brings_mixed_dtypes_together() -> None:
+    q, k, v = (t.detach() for t in qkv(1, 2, 30, 16))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = linear_attention(q, k, v.bfloat16(), kind="eq7")
+        assert torch.equal(mixed, linear_attention(q, k, v, kind="eq7"))
+
+
+@pytest.mark.parametrize("kind", SCALES)
+def test_forward_mode_derivatives_are_those_of_a_difference(kind: str) -> None:
+    """The operators have none, and PyTorch would take zero for them."""
+    packed, step = torch.randn(2, 1, 9, 3, 2, 8, dtype=torch.float64)
+
+    def separate(packed: Tensor) -> Tensor:
+        return linear_attention(*packed.permute(2, 0, 3, 1, 4), kind=kind)
+
+    def together(packed: Tensor) -> Tensor:
+        return linear_attention_qkvpacked(packed, kind=kind)
+
+    for function in (separate, together):
+        _, found = torch.func.jvp(function, (packed,), (step,))
+        expected = (function(packed + 1e-6 * step) - function(packed - 1e-6 * step)) / 2e-6
+        assert torch.allclose(found, expected, atol=1e-7)
+    with pytest.raises(ValueError, match='nor forward-mode derivatives; give backend="auto"'):
+        torch.func.jvp(lambda x: linear_attention(x, x, x, kind=kind, backend="operator"), (packed[0],), (step[0],))
+
+
+def test_forward_mode_derivatives_go_through_towers_or_are_refused() -> None:
+    images, step = torch.randn(2, 1, 3, 48, 48)
+    for kind in ("eq7mean", "eq4", "inline"):
+        visual = tower(kind)
+        _, found = torch.func.jvp(visual, (images,), (step,))
+        expected = (visual(images + 1e-3 * step) - visual(images - 1e-3 * step)) / 2e-3
+        assert (found - expected).abs().max() < 0.02 * expected.abs().max()
+    with pytest.raises(NotImplementedError, match="forward AD"):  # PyTorch's own, of its softmax
+        torch.func.jvp(tower("sema"), (images,), (step,))
+
+
 @pytest.mark.parametrize("kind", SCALES)
 def test_flops_are_counted(kind: str) -> None:
     B, H, N, D = 2, 3, 50, 16
